@@ -1,0 +1,1 @@
+"""Many processes: placement, router, pool, batch jobs and the command line."""
