@@ -6,13 +6,14 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from tinyloop.native.descriptor import Descriptor, check_descriptor, expected_tensors
+from tinyloop.native.descriptor import Descriptor, check_descriptor, expected_tensors, integer
 from tinyloop.native.format import Header, write_model
 from tinyloop.native.quantize import quantize
 from tinyloop.native.records import Value
 from tinyloop.native.weights import Tensor
 
 TensorMap = dict[str, NDArray[np.float32]]
+OUTLIER = np.float32(30)
 
 _LLAMA: Descriptor = {
     "family": "llama",
@@ -58,29 +59,50 @@ def tiny_descriptor(family: str, /, **overrides: Value) -> Descriptor:
 
 
 def random_tensors(descriptor: Descriptor, seed: int, outlier_channels: int = 2) -> TensorMap:
-    """Random weights of healthy scale; outlier_channels columns of every matrix are 30 times larger.
+    """Random weights of healthy scale, in which outlier_channels input channels of every matrix are 30 times larger.
 
-    Real models have such channels, and they are what breaks a careless quantizer or a sum in too low a
-    precision.
+    Real models have such channels, and they are what breaks a careless quantizer or a sum in too low a precision. What
+    feeds an outlier channel is made 30 times smaller, so that attention and logits keep their scale: otherwise the model
+    would amplify any rounding, and a comparison would measure that instead.
     """
     rng = np.random.default_rng(seed)
     tensors: TensorMap = {}
     for name, dims in expected_tensors(descriptor).items():
         if name == "rope.inv_freq":
             values = 10000.0 ** -(np.arange(dims[0]) / dims[0])
-        elif name == "embed":
+        elif name in ("embed", "exit_gate.bias"):
             values = rng.standard_normal(dims)
-        elif len(dims) == 2:
-            values = rng.standard_normal(dims) / np.sqrt(dims[1])
-            values[:, rng.choice(dims[1], outlier_channels, replace=False)] *= 30
-        elif name.endswith("bias"):
-            values = rng.standard_normal(dims)
-        elif name == "exit_gate.weight":
-            values = rng.standard_normal(dims) / np.sqrt(dims[0])
+        elif len(dims) == 2 or name == "exit_gate.weight":
+            values = rng.standard_normal(dims) / np.sqrt(dims[-1])
         else:
             values = 1 + 0.2 * rng.standard_normal(dims)
         tensors[name] = values.astype(np.float32)
+    for i in range(integer(descriptor, "n_layers")):
+        _add_layer_outliers(tensors, descriptor, f"layers.{i}", outlier_channels, rng)
+    channels = rng.choice(len(tensors["final_norm"]), outlier_channels, replace=False)
+    tensors["embed" if descriptor["tied_head"] else "head"][:, channels] *= OUTLIER
+    tensors["final_norm"][channels] /= OUTLIER
     return tensors
+
+
+def _add_layer_outliers(
+    tensors: TensorMap, descriptor: Descriptor, layer: str, count: int, rng: np.random.Generator
+) -> None:
+    for matrix, norm in (("qkv", "norm_attn_in"), ("gate_up", "norm_ffn_in")):
+        channels = rng.choice(integer(descriptor, "hidden_size"), count, replace=False)
+        tensors[f"{layer}.{matrix}"][:, channels] *= OUTLIER
+        tensors[f"{layer}.{norm}"][channels] /= OUTLIER
+    n_q, n_kv, head_dim, ffn = (
+        integer(descriptor, key) for key in ("n_q_heads", "n_kv_heads", "head_dim", "ffn_size")
+    )
+    channels = rng.choice(head_dim, min(count, head_dim), replace=False)
+    by_head = tensors[f"{layer}.o"].reshape(-1, n_q, head_dim)
+    by_head[:, :, channels] *= OUTLIER
+    values = tensors[f"{layer}.qkv"][(n_q + n_kv) * head_dim :].reshape(n_kv, head_dim, -1)
+    values[:, channels] /= OUTLIER
+    channels = rng.choice(ffn, count, replace=False)
+    tensors[f"{layer}.down"][:, channels] *= OUTLIER
+    tensors[f"{layer}.gate_up"][ffn + channels] /= OUTLIER
 
 
 def stored(tensors: TensorMap, bits: int, group: int = 64) -> dict[str, Tensor]:
