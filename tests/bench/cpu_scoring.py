@@ -2,9 +2,10 @@
 
     python tests/bench/cpu_scoring.py [--threads 1 2] [--repeats 5] [--model FILE.tloop] [--gguf FILE]
 
-Cases: the shipped looped model against a plain PyTorch forward of the same weights, and a Llama of SmolLM2-135M's
-shape at 4 bits (random weights, or those of --gguf) against `transformers`. Every log-probability of 512 tokens is
-computed on both sides. One JSON line a case: tokens/s (medians) and the ratio (median over the pairs of runs).
+Cases: the shipped looped model against a plain PyTorch forward of the same weights, and a Llama of
+SmolLM2-135M's shape at 4 bits (random weights, or those of --gguf) against `transformers`. Every
+log-probability of 512 tokens is computed on both sides. One JSON line a case: tokens/s (medians) and the
+ratio (median over the pairs of runs).
 """
 
 from __future__ import annotations
@@ -59,8 +60,9 @@ def llama_oracle(gguf: Path | None, folder: Path) -> tuple[LlamaForCausalLM, Pat
         peer = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
         return peer.eval(), gguf
     config = LlamaConfig(
-        vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
-        num_key_value_heads=3, max_position_embeddings=2048, tie_word_embeddings=True, rms_norm_eps=1e-5,
+        vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30,
+        num_attention_heads=9, num_key_value_heads=3, max_position_embeddings=2048,
+        tie_word_embeddings=True, rms_norm_eps=1e-5,
     )  # fmt: skip
     peer = LlamaForCausalLM(config).eval()
     peer.save_pretrained(folder)
