@@ -56,7 +56,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """sentences: two a pair, each with the start id in front. gold: int [pairs], which of the two is right."""
+    """sentences: two a pair, behind the start id. gold: int [pairs], which of the two is right."""
 
     sentences: list[NDArray[np.int32]]
     gold: NDArray[np.int64]
