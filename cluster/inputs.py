@@ -66,11 +66,10 @@ def scan(paths: Sequence[str]) -> list[InputFile]:
 
 
 def _scan_one(path: Path, label: str) -> InputFile:
-    digest, size, num_rows, num_blank = hashlib.sha256(), 0, 0, 0
+    digest, num_rows, num_blank = hashlib.sha256(), 0, 0
     try:
         with path.open("rb") as file:
             for number, line in _lines(file, digest):
-                size += len(line)
                 blank = _is_blank(line, number)
                 num_blank += blank
                 num_rows += not blank
