@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -20,14 +21,16 @@ COLLECT_TIMEOUT_S = 1.0
 
 
 class Scorer:
-    """Encodes rows, numbers windows and keeps track of those that are in flight. One a pool."""
+    """Encodes rows, numbers windows and keeps track of those that are in flight."""
+
+    # Shared by all scorers of a process, so that no two windows of one pool ever have the same number.
+    _numbers = itertools.count()
 
     def __init__(self, pool: ScoringPool, encoder: Encoder, depth: int, options: TaskOptions | None = None) -> None:
         self.pool = pool
         self.encoder = encoder
         self.depth = depth
         self.options = options or TaskOptions()
-        self._next_window = 0
         self._in_flight: dict[int, Window] = {}
         self.num_late = 0
 
@@ -37,8 +40,7 @@ class Scorer:
 
     def submit(self, plans: Sequence[RowPlan]) -> Window:
         """Send one window to the pool. Blocks while the pool holds too many."""
-        window = Window(self._next_window, plans, self.depth, self.options)
-        self._next_window += 1
+        window = Window(next(self._numbers), plans, self.depth, self.options)
         if len(window.items):
             self._in_flight[window.number] = window
             self.pool.submit(window.number, window.items)

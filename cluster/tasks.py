@@ -135,6 +135,7 @@ def encode_rows(encoder: Encoder, rows: Sequence[Row], options: TaskOptions) -> 
             parts = _document_parts(next(encoded_texts), encoder, options.rolling)
         else:
             parts = [next(encoded_pairs) for _ in _text_pairs(row, options)]
+            parts = [_with_tokens(part) for part in parts] if isinstance(row.task, Choices) else parts
         error = next((part for part in parts if isinstance(part, RowError)), None)
         plans.append(RowFailure.of(row, error) if error else RowPlan(row, tuple(cast("list[Encoded]", parts))))
     return plans
@@ -148,6 +149,13 @@ def _text_pairs(row: Row, options: TaskOptions) -> list[tuple[str, str]]:
         pairs = [(task.context, choice) for choice in task.choices]
         return pairs + [("", choice) for choice in task.choices] if options.pmi else pairs
     return []
+
+
+def _with_tokens(part: Encoded | RowError) -> Encoded | RowError:
+    """A choice needs a token to be divided by, whatever --empty-continuation says of continuations."""
+    if isinstance(part, RowError) or part.n_continuation:
+        return part
+    return RowError("empty_continuation", "a choice has no token to score: it is the prefix token alone")
 
 
 def _joined(encoder: Encoder, task: TokenContinuation) -> Encoded | RowError:
