@@ -196,7 +196,9 @@ class Encoder:
     def _encode_texts(self, texts: list[str]) -> list[list[int]]:
         if not texts:
             return []
-        return [encoding.ids for encoding in self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+        return [
+            encoding.ids for encoding in self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        ]
 
     def _move_whitespace(self, context: str, continuation: str) -> tuple[str, str]:
         """Trailing whitespace of the context goes in front of the continuation (and of its delimiter)."""
@@ -210,7 +212,9 @@ class Encoder:
                 raise RowError(
                     "empty_continuation", "continuation is empty: give text or use --empty-continuation zero"
                 )
-            return self._after_prefix([]) if not context else self._finish(self._with_bos(context), [], "clean")
+            return (
+                self._after_prefix([]) if not context else self._finish(self._with_bos(context), [], "clean")
+            )
         if not context:
             return self._after_prefix(whole)
         n = len(context)
@@ -218,7 +222,9 @@ class Encoder:
             return self._finish(self._with_bos(context), whole[n:], "clean")
         (alone,) = self._encode_texts([continuation])
         if not alone:
-            raise RowError("empty_continuation", "continuation has no tokens: the tokenizer drops all of its text")
+            raise RowError(
+                "empty_continuation", "continuation has no tokens: the tokenizer drops all of its text"
+            )
         return self._finish(self._with_bos(context), alone, "merged")
 
     def _with_bos(self, context: list[int]) -> list[int]:

@@ -32,7 +32,11 @@ def fingerprint(
     flat |= {f"model.{key}": value for key, value in identity.items()}
     flat |= {f"encoding.{key}": value for key, value in asdict(policy).items()}
     for key, value in asdict(options).items():
-        flat |= {f"task.{key}.{k}": v for k, v in value.items()} if isinstance(value, dict) else {f"task.{key}": value}
+        flat |= (
+            {f"task.{key}.{k}": v for k, v in value.items()}
+            if isinstance(value, dict)
+            else {f"task.{key}": value}
+        )
     flat |= {f"read.{key}": value for key, value in settings.items()}
     flat["inputs.count"] = len(files)
     for i, file in enumerate(files):

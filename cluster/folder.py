@@ -36,7 +36,9 @@ class JobFolder:
         Raises: UsageError if it cannot be created, another job holds it, or it is not empty and neither flag is given.
         """
         if resume and overwrite:
-            raise UsageError("--resume and --overwrite exclude each other: one keeps the folder, the other empties it")
+            raise UsageError(
+                "--resume and --overwrite exclude each other: one keeps the folder, the other empties it"
+            )
         folder = cls(output, work or output)
         try:
             folder.output.mkdir(parents=True, exist_ok=True)
@@ -49,7 +51,9 @@ class JobFolder:
                 folder._refuse_contents()
         except OSError as error:
             folder.close()
-            raise UsageError(f"output folder {str(output)!r} cannot be used: {error.strerror}: name another") from error
+            raise UsageError(
+                f"output folder {str(output)!r} cannot be used: {error.strerror}: name another"
+            ) from error
         except UsageError:
             folder.close()
             raise
@@ -108,8 +112,9 @@ class JobFolder:
                 raise UsageError(
                     f"folder {str(path.parent)!r} is in use by another job: wait for it or name another folder"
                 ) from None
-            if path.exists() and os.path.sameopenfile(descriptor, os.open(path, os.O_RDONLY)):
+            if _is_same_file(path, descriptor):
                 break
+            # Its last holder unlinked it between our open and our lock.
             os.close(descriptor)
         self._locks.append((path, descriptor))
 
@@ -131,6 +136,13 @@ class JobFolder:
     @staticmethod
     def _write_json(path: Path, content: dict[str, Any]) -> None:
         write_durably(path, [json.dumps(content, indent=2, allow_nan=False).encode("ascii"), b"\n"])
+
+
+def _is_same_file(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:

@@ -49,7 +49,9 @@ def expand(patterns: Sequence[str]) -> list[str]:
     seen: dict[Path, str] = {}
     for path in paths:
         if not Path(path).is_file():
-            raise UsageError(f"input {path!r} is not a file: name JSONL files or a glob such as 'rows/*.jsonl'")
+            raise UsageError(
+                f"input {path!r} is not a file: name JSONL files or a glob such as 'rows/*.jsonl'"
+            )
         earlier = seen.setdefault(Path(path).resolve(), path)
         if earlier is not path:
             raise UsageError(f"input {path!r} is the same file as {earlier!r}: name it once")

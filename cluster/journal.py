@@ -42,7 +42,7 @@ class Journal:
         self._folder = folder
         with disk_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
-        self._last_row_by_path = {path: -1 for path in sorted(folder.glob("*.journal"))}
+        self._last_row_by_path = dict.fromkeys(sorted(folder.glob("*.journal")), -1)
         self._next = 1 + max((int(path.stem) for path in self._last_row_by_path), default=-1)
         self._path: Path | None = None
         self._file: BinaryIO | None = None

@@ -122,4 +122,7 @@ def _extra(row: Row) -> dict[str, Any]:
 
 
 def _dump(fields: dict[str, Any]) -> bytes:
-    return json.dumps(fields, ensure_ascii=True, allow_nan=False, separators=(", ", ": ")).encode("ascii") + b"\n"
+    return (
+        json.dumps(fields, ensure_ascii=True, allow_nan=False, separators=(", ", ": ")).encode("ascii")
+        + b"\n"
+    )

@@ -115,7 +115,9 @@ def parse_json(line: bytes) -> Fields:
     try:
         text = line.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise RowError("invalid_unicode", f"line is not UTF-8: {error.reason} at byte {error.start}") from None
+        raise RowError(
+            "invalid_unicode", f"line is not UTF-8: {error.reason} at byte {error.start}"
+        ) from None
     try:
         value = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite)
     except RecursionError:
@@ -137,7 +139,9 @@ def take_id(fields: Fields) -> str | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
-        raise RowError("wrong_type", f"{name} is {_shown(value)}: a text that is not empty, or an integer, is taken")
+        raise RowError(
+            "wrong_type", f"{name} is {_shown(value)}: a text that is not empty, or an integer, is taken"
+        )
     try:
         return _checked_text(name, str(value))
     except ValueError as error:
@@ -186,7 +190,9 @@ def _choices(context: str, fields: Fields, text: Callable[[str, object], str]) -
     choices = tuple(text(f"choices[{i}]", value) for i, value in enumerate(values))
     for i, choice in enumerate(choices):
         if not choice:
-            raise RowError("empty_continuation", f"choices[{i}] is empty: its length is 0 and cannot be divided by")
+            raise RowError(
+                "empty_continuation", f"choices[{i}] is empty: its length is 0 and cannot be divided by"
+            )
     gold = fields.pop("gold", None)
     if gold is not None:
         if isinstance(gold, bool) or not isinstance(gold, int):
@@ -199,7 +205,9 @@ def _choices(context: str, fields: Fields, text: Callable[[str, object], str]) -
 def _token_continuation(fields: Fields) -> TokenContinuation:
     clash = [name for name in ("context", "continuation", "choices", "text", "prefix") if name in fields]
     if clash:
-        raise RowError("wrong_type", f"row has ids and also {', '.join(clash)}: give both sides as ids or as text")
+        raise RowError(
+            "wrong_type", f"row has ids and also {', '.join(clash)}: give both sides as ids or as text"
+        )
     return TokenContinuation(_ids(fields, "context_ids"), _ids(fields, "continuation_ids"))
 
 

@@ -1,6 +1,6 @@
 """Scoring rows on a pool from Python: the job without files.
 
-    for result in score_rows(pool, encoder, [{"context": "2 + 2 =", "choices": [" 4", " 5"], "gold": 0}]): ...
+for result in score_rows(pool, encoder, [{"context": "2 + 2 =", "choices": [" 4", " 5"], "gold": 0}]): ...
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ class Scorer:
     # Shared by all scorers of a process, so that no two windows of one pool ever have the same number.
     _numbers = itertools.count()
 
-    def __init__(self, pool: ScoringPool, encoder: Encoder, depth: int, options: TaskOptions | None = None) -> None:
+    def __init__(
+        self, pool: ScoringPool, encoder: Encoder, depth: int, options: TaskOptions | None = None
+    ) -> None:
         self.pool = pool
         self.encoder = encoder
         self.depth = depth

@@ -137,7 +137,9 @@ def encode_rows(encoder: Encoder, rows: Sequence[Row], options: TaskOptions) -> 
             parts = [next(encoded_pairs) for _ in _text_pairs(row, options)]
             parts = [_with_tokens(part) for part in parts] if isinstance(row.task, Choices) else parts
         error = next((part for part in parts if isinstance(part, RowError)), None)
-        plans.append(RowFailure.of(row, error) if error else RowPlan(row, tuple(cast("list[Encoded]", parts))))
+        plans.append(
+            RowFailure.of(row, error) if error else RowPlan(row, tuple(cast("list[Encoded]", parts)))
+        )
     return plans
 
 
