@@ -1,4 +1,4 @@
-"""Writing so that a kill at any moment leaves the old file or the new one, and a full disk is said plainly."""
+"""Writing so that a kill at any moment leaves the old file or the new one, and a full disk is named."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ def disk_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise InfrastructureError(
-            f"cannot write {str(path)!r}: {error.strerror}: make room or repair the disk, then run again with --resume"
+            f"cannot write {str(path)!r}: {error.strerror}: make room or repair the disk, then run again"
+            "with --resume"
         ) from error
 
 

@@ -1,6 +1,7 @@
 """Text to token ids: one encoder for every task, with every policy named.
 
-Invariant: the ids handed on are exactly the ids that are scored; what was moved, merged or cut is flagged on the row.
+Invariant: the ids handed on are exactly the ids that are scored; what was moved, merged or cut is flagged
+on the row.
 Nothing here knows of rows, files or pools.
 """
 
@@ -23,14 +24,18 @@ POLICIES: dict[str, str] = {
     "score": "sum of ln p(token) over the continuation's tokens, given everything before each",
     "whitespace": "trailing whitespace of the context moves to the front of the continuation and is scored",
     "boundary": "context and continuation are encoded together and split after the context's own tokens",
-    "merged boundary": "if a token spans the join, the continuation is encoded alone and the row says 'merged'",
-    "delimiter": "--target-delimiter is put before every continuation and choice; default none, none is guessed",
+    "merged boundary": "if a token spans the join, the continuation is encoded alone and the row says"
+    "'merged'",
+    "delimiter": "--target-delimiter is put before every continuation and choice; default none, none is"
+    "guessed",
     "normalisation": "none: no Unicode form is changed, nothing is stripped",
     "bos": "as the model's own tokenizer does unless --add-bos or --no-add-bos; never two, never scored",
     "eos": "never added; a tokenizer that adds one is refused",
-    "empty context": "conditioned on --prefix-token, else BOS, else EOS; if the text begins with it, it is the context",
+    "empty context": "conditioned on --prefix-token, else BOS, else EOS; if the text begins with it, it"
+    "is the context",
     "empty continuation": "row error, or --empty-continuation zero: 0 tokens, log-probability 0",
-    "truncation": "context tokens are dropped from the left until at most window + 1 tokens are left; a BOS so dropped "
+    "truncation": "context tokens are dropped from the left until at most window + 1 tokens are left; a"
+    "BOS so dropped "
     "is not put back",
     "long continuation": "never cut: more tokens than the window is a row error",
     "token ids": "context_ids and continuation_ids are taken as they are: no BOS, no whitespace move",
@@ -104,7 +109,8 @@ class EncodingPolicy:
         vocab_size = int(descriptor["vocab_size"])
         if not candidates or not 0 <= candidates[0] < vocab_size:
             raise UsageError(
-                f"no token to condition an empty context on: found {candidates[:1]} for a vocabulary of {vocab_size}: "
+                f"no token to condition an empty context on: found {candidates[:1]} for a vocabulary of"
+                f"{vocab_size}: "
                 "give --prefix-token ID"
             )
         return cls(
@@ -176,7 +182,10 @@ class Encoder:
         return results
 
     def join_ids(self, context_ids: Sequence[int], continuation_ids: Sequence[int]) -> Encoded:
-        """A pair given as ids. Raises: RowError for an empty or too long continuation or an id out of range."""
+        """A pair given as ids.
+
+        Raises: RowError for an empty or too long continuation or an id out of range.
+        """
         if not continuation_ids and self.policy.empty_continuation == "error":
             raise RowError("empty_continuation", "continuation_ids is empty: give at least one id")
         if not context_ids:
@@ -206,7 +215,7 @@ class Encoder:
         return kept, context[len(kept) :] + self.policy.target_delimiter + continuation
 
     def _split(self, bare: str, context: list[int], whole: list[int], continuation: str) -> Encoded:
-        """Cut the joint encoding after the context's own ids; encode the continuation alone if that cannot be."""
+        """Cut the joint encoding after the context's own ids, or encode the continuation alone."""
         if not bare:
             if self.policy.empty_continuation == "error":
                 raise RowError(
@@ -233,14 +242,15 @@ class Encoder:
         return [policy.bos_id, *context] if policy.add_bos and context[0] != policy.bos_id else context
 
     def _after_prefix(self, continuation: list[int]) -> Encoded:
-        """The empty context: the prefix token, or the text's own first token where that is the prefix token."""
+        """The empty context: the prefix token, or the text's own first token where that is it."""
         prefix = self.policy.prefix_id
         if continuation and continuation[0] == prefix:
             continuation = continuation[1:]
             if not continuation and self.policy.empty_continuation == "error":
                 raise RowError(
                     "empty_continuation",
-                    f"continuation is the prefix token {prefix} alone, which is the context: nothing is left to score",
+                    f"continuation is the prefix token {prefix} alone, which is the context: nothing is"
+                    "left to score",
                 )
         return self._finish([prefix], continuation, "clean")
 
@@ -250,7 +260,8 @@ class Encoder:
         if len(continuation) > limit:
             raise RowError(
                 "continuation_too_long",
-                f"continuation has {len(continuation)} tokens, the window takes {limit}: score it as a text row, "
+                f"continuation has {len(continuation)} tokens, the window takes {limit}: score it as a"
+                "text row, "
                 "which is cut into windows, or raise --max-seq-len",
             )
         n_truncated = max(0, len(context) + len(continuation) - (limit + 1))
@@ -281,7 +292,9 @@ class Encoder:
         full = list(self.tokenizer.encode(probe, add_special_tokens=True).ids)
         if full not in (bare, [self.policy.bos_id, *bare]):
             raise UsageError(
-                f"the tokenizer turns {probe!r} into {full}, without special tokens into {bare}; only one BOS "
-                f"({self.policy.bos_id}) in front is understood: remove its template's other tokens (EOS breaks the "
+                f"the tokenizer turns {probe!r} into {full}, without special tokens into {bare}; only one"
+                "BOS "
+                f"({self.policy.bos_id}) in front is understood: remove its template's other tokens (EOS"
+                "breaks the "
                 "split between context and continuation)"
             )

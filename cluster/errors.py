@@ -1,6 +1,7 @@
 """What can go wrong in a job, and the exit code that says so.
 
-Two families: a JobError ends the job with its exit code; a RowError ends one row and becomes a line of errors.jsonl.
+Two families: a JobError ends the job with its exit code; a RowError ends one row and becomes a line of
+errors.jsonl.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ EXIT_CODE_MEANINGS: dict[ExitCode, str] = {
     ExitCode.INTERRUPTED: "interrupted by SIGINT or SIGTERM; resumable",
 }
 
-# Classes of errors.jsonl and whose fault they are. A row's own fault is the same on every run and is never retried; ours
+# Classes of errors.jsonl and whose fault they are. A row's own fault is the same on every run and is never
+# retried; ours
 # has already been retried by the pool when it gets here.
 ROW_FAULTS = frozenset(
     {

@@ -33,7 +33,8 @@ class JobFolder:
     def open(cls, output: Path, work: Path | None, *, resume: bool, overwrite: bool) -> JobFolder:
         """Create, lock and check the folder. An empty one is fresh whatever the flags.
 
-        Raises: UsageError if it cannot be created, another job holds it, or it is not empty and neither flag is given.
+        Raises: UsageError if it cannot be created, another job holds it, or it is not empty and neither
+        flag is given.
         """
         if resume and overwrite:
             raise UsageError(
@@ -97,7 +98,8 @@ class JobFolder:
     def close(self) -> None:
         """Unlock."""
         for path, descriptor in self._locks:
-            # Unlinked before it is released: who waits for it will see that its file is no longer the one in the folder.
+            # Unlinked before it is released: who waits for it will see that its file is no longer the one
+            # in the folder.
             path.unlink(missing_ok=True)
             os.close(descriptor)
         self._locks.clear()
@@ -110,7 +112,7 @@ class JobFolder:
             except BlockingIOError:
                 os.close(descriptor)
                 raise UsageError(
-                    f"folder {str(path.parent)!r} is in use by another job: wait for it or name another folder"
+                    f"folder {str(path.parent)!r} is in use by another job: wait for it or name anotherfolder"
                 ) from None
             if _is_same_file(path, descriptor):
                 break
@@ -123,7 +125,8 @@ class JobFolder:
             found = sorted(path.name for path in folder.iterdir() if path.name != LOCK)
             if found:
                 raise UsageError(
-                    f"output folder {str(folder)!r} is not empty, it has {', '.join(found[:4])}: use --resume to go on "
+                    f"output folder {str(folder)!r} is not empty, it has {', '.join(found[:4])}: use"
+                    "--resume to go on "
                     "with the job in it, --overwrite to replace it, or name another folder"
                 )
 

@@ -1,6 +1,7 @@
 """JSONL files to rows, strictly and in order.
 
-Invariant: every line that is not blank becomes exactly one Row or RowFailure, numbered from 0 over all inputs. Lines end at
+Invariant: every line that is not blank becomes exactly one Row or RowFailure, numbered from 0 over all
+inputs. Lines end at
 line feed bytes only.
 """
 
@@ -25,7 +26,10 @@ MAX_LINE_BYTES = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class InputFile:
-    """An input as it was when the job began. label names it in results: its base name, or the path where two are alike."""
+    """An input as it was when the job began.
+
+    label names it in results: its base name, or the path where two are alike.
+    """
 
     path: Path
     label: str
@@ -82,7 +86,10 @@ def _scan_one(path: Path, label: str) -> InputFile:
 
 
 def _lines(file: BinaryIO, digest: hashlib._Hash) -> Iterator[tuple[int, bytes]]:
-    """(line number from 1, bytes with their line feed). A line beyond the limit comes back cut, without a line feed."""
+    """(line number from 1, bytes with their line feed).
+
+    A line beyond the limit comes back cut, without a line feed.
+    """
     number = 0
     while line := file.readline(MAX_LINE_BYTES):
         number += 1
@@ -100,7 +107,8 @@ def _is_blank(line: bytes, number: int) -> bool:
 class IdIndex:
     """Which ids were seen, by 64-bit hash: 8 bytes a row, twice that while two runs are merged.
 
-    Two different ids of one hash would make the second a duplicate; at 10 million rows the chance of any is 3e-6.
+    Two different ids of one hash would make the second a duplicate; at 10 million rows the chance of any is
+    3e-6.
     """
 
     def __init__(self, run_size: int = 65_536) -> None:
@@ -153,7 +161,8 @@ def read_rows(
             raise InfrastructureError(f"input {str(file.path)!r} cannot be read: {error.strerror}") from error
         if digest.hexdigest() != file.sha256:
             raise InfrastructureError(
-                f"input {str(file.path)!r} changed while the job ran: its hash is {digest.hexdigest()[:12]}, was "
+                f"input {str(file.path)!r} changed while the job ran: its hash is"
+                f"{digest.hexdigest()[:12]}, was "
                 f"{file.sha256[:12]}: start again with --overwrite"
             )
 

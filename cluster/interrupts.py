@@ -12,9 +12,11 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupts:
-    """Catches the signals while installed. The first asks the job to stop; the second ends the process at once.
+    """Catches the signals while installed. The first asks the job to stop; the second ends the process at
+    once.
 
-    A flag and not an exception: an exception out of a signal handler can be swallowed by whatever code it lands in.
+    A flag and not an exception: an exception out of a signal handler can be swallowed by whatever code it
+    lands in.
     """
 
     def __init__(self) -> None:

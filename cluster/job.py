@@ -1,6 +1,8 @@
-"""The score job: sends windows to a pool, journals what comes back, commits it in order, publishes, reconciles.
+"""The score job: sends windows to a pool, journals what comes back, commits it in order, publishes,
+reconciles.
 
-Invariant: each input row becomes one line, in input order, of results.jsonl or errors.jsonl, whatever was killed and however
+Invariant: each input row becomes one line, in input order, of results.jsonl or errors.jsonl, whatever was
+killed and however
 often. Lines depend on the row, the model and the settings alone.
 """
 
@@ -101,8 +103,10 @@ class ScoreJob:
         tally = Tally.of_files(self._folder.output)
         if tally.ids != self._reader.ids:
             raise InfrastructureError(
-                f"reconciliation failed: {self._reader.ids.count} rows were read, {tally.results} results and "
-                f"{sum(tally.failures.values())} errors were written, or their ids differ: start again with --overwrite"
+                f"reconciliation failed: {self._reader.ids.count} rows were read, {tally.results} results"
+                "and "
+                f"{sum(tally.failures.values())} errors were written, or their ids differ: start again"
+                "with --overwrite"
             )
         return tally
 
@@ -136,7 +140,7 @@ class ScoreJob:
         self._open.append(window)
 
     def _settle(self) -> None:
-        """Journal every row that has left its window, then commit the windows that are whole, oldest first."""
+        """Journal every row that has left its window, then commit whole windows, oldest first."""
         for window in self._open:
             self._take(window)
         while self._open and self._open[0].num_missing == 0:
@@ -175,6 +179,7 @@ class ScoreJob:
         allowed = self._settings.budget.allowed(self._reader.rows_total)
         if self._progress.errors > allowed:
             raise ErrorBudgetExceeded(
-                f"{self._progress.errors} rows failed, {allowed} are allowed: repair the input and use --overwrite, or "
+                f"{self._progress.errors} rows failed, {allowed} are allowed: repair the input and use"
+                "--overwrite, or "
                 "run again with --resume and a larger --max-errors"
             )

@@ -1,6 +1,7 @@
 """Append-only record of finished rows that are not in a committed part yet.
 
-A record is: u32 length, u32 crc32, then msgpack [[row number, line], ...]. What a kill tore off the end is ignored; nothing is
+A record is: u32 length, u32 crc32, then msgpack [[row number, line], ...]. What a kill tore off the end is
+ignored; nothing is
 ever appended after a torn record, since every process writes to files of its own.
 """
 
@@ -35,7 +36,10 @@ def read_records(path: Path) -> Iterator[list[tuple[int, bytes]]]:
 
 
 class Journal:
-    """The journal files of one job folder. Rotated at every commit, so that its size stays that of the open windows."""
+    """The journal files of one job folder.
+
+    Rotated at every commit, so that its size stays that of the open windows.
+    """
 
     def __init__(self, folder: Path) -> None:
         """Open for appending; files of earlier processes stay until their rows are committed."""
@@ -49,7 +53,10 @@ class Journal:
         self._synced_at = time.monotonic()
 
     def recover(self, first_row: int) -> dict[int, bytes]:
-        """Lines of rows from first_row on that earlier processes finished. The first record of a row holds."""
+        """Lines of rows from first_row on that earlier processes finished.
+
+        The first record of a row holds.
+        """
         recovered: dict[int, bytes] = {}
         for path in self._last_row_by_path:
             for record in read_records(path):
@@ -60,7 +67,10 @@ class Journal:
         return recovered
 
     def append(self, lines: Sequence[tuple[int, bytes]]) -> None:
-        """Add one record. After return it outlasts the process; it outlasts the machine after the next sync."""
+        """Add one record.
+
+        After return it outlasts the process; it outlasts the machine after the next sync.
+        """
         payload = msgpack.packb(lines)
         with disk_errors(self._folder):
             if self._file is None:

@@ -1,6 +1,7 @@
 """Input rows to encoded windows: read, skip what is committed, take what the journal has, encode the rest.
 
-Invariant: windows follow each other without a gap from the first row that is not committed, whatever their sizes.
+Invariant: windows follow each other without a gap from the first row that is not committed, whatever their
+sizes.
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ class OpenWindow:
 
 
 class WindowReader:
-    """Reads the inputs of one job once. ids sums up the ids of all rows that were read, committed ones included."""
+    """Reads the inputs of one job once.
+
+    ids sums up the ids of all rows that were read, committed ones included.
+    """
 
     def __init__(
         self,
@@ -52,7 +56,8 @@ class WindowReader:
     ) -> None:
         """first_row: rows before it are committed. recovered: lines of later rows that are not scored again.
 
-        after_batch: called after each batch with the number of its rows that failed; what it raises ends the reading.
+        after_batch: called after each batch with the number of its rows that failed; what it raises ends
+        the reading.
         """
         self._settings = settings
         self._files = files

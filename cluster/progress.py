@@ -18,7 +18,8 @@ FILE_INTERVAL_S = 2.0
 class PoolFigures:
     """What a pool knows of itself. Tokens are prompt tokens of the items delivered so far.
 
-    hit_rate: share of tokens that were not computed because a prefix held them; ideal_hit_rate: the largest share possible.
+    hit_rate: share of tokens that were not computed because a prefix held them; ideal_hit_rate: the largest
+    share possible.
     """
 
     replicas: int = 0
@@ -30,7 +31,10 @@ class PoolFigures:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One moment of a job. Rows are those of all runs of this folder; rate is of this run alone, in rows per second."""
+    """One moment of a job.
+
+    Rows are those of all runs of this folder; rate is of this run alone, in rows per second.
+    """
 
     state: str
     rows_done: int

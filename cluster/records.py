@@ -1,6 +1,7 @@
 """Results and failures as lines of JSON.
 
-ASCII with escapes, no NaN, no infinity, no clock and no rate: a line depends on the row and its scores alone, so that two
+ASCII with escapes, no NaN, no infinity, no clock and no rate: a line depends on the row and its scores
+alone, so that two
 runs of one job are the same bytes.
 """
 

@@ -1,6 +1,7 @@
 """Parts committed in input order, and the final files built from them once.
 
-Invariant: parts cover rows 0..end without gap or overlap, one line a row; a part is there whole or not at all.
+Invariant: parts cover rows 0..end without gap or overlap, one line a row; a part is there whole or not at
+all.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ PART_NAME = re.compile(r"(\d{12})-(\d{12})\.jsonl")
 
 
 class Parts:
-    """Committed parts of a job. end is the number of rows they cover, num_failures how many of those failed."""
+    """Committed parts of a job.
+
+    end is the number of rows they cover, num_failures how many of those failed.
+    """
 
     def __init__(self, folder: Path) -> None:
         """Find what earlier processes committed; temporary files of killed writes are removed.
@@ -69,7 +73,8 @@ class Parts:
         begin, end = (int(match[1]), int(match[2])) if match else (-1, -1)
         if begin != self.end or end <= begin:
             raise InfrastructureError(
-                f"part {str(path)!r} does not follow row {self.end}: the folder was changed by something else: "
+                f"part {str(path)!r} does not follow row {self.end}: the folder was changed by something"
+                "else: "
                 "start again with --overwrite"
             )
         num_lines = 0
@@ -79,7 +84,8 @@ class Parts:
                 self.num_failures += line.startswith(FAILURE_START)
         if num_lines != end - begin:
             raise InfrastructureError(
-                f"part {str(path)!r} has {num_lines} lines, its name says {end - begin}: start again with --overwrite"
+                f"part {str(path)!r} has {num_lines} lines, its name says {end - begin}: start again with"
+                "--overwrite"
             )
         self._paths.append(path)
         self.end = end

@@ -22,7 +22,10 @@ class RollingPolicy:
 
 @dataclass(frozen=True, slots=True)
 class RollingWindow:
-    """Ids of one window: the prefix token if with_prefix, then tokens[begin:end]; the last n_scored are scored."""
+    """Ids of one window: the prefix token if with_prefix, then tokens[begin:end].
+
+    The last n_scored of them are scored.
+    """
 
     begin: int
     end: int
@@ -33,7 +36,8 @@ class RollingWindow:
 def rolling_windows(n_tokens: int, max_rows: int, policy: RollingPolicy) -> list[RollingWindow]:
     """Windows over tokens 0..n_tokens-1, each at most max_rows + 1 ids long.
 
-    Every token is in the scored part of exactly one window; each has at least one id before it. The last window is
+    Every token is in the scored part of exactly one window; each has at least one id before it. The last
+    window is
     shifted left, so that it has as much context as fits.
     """
     room = max_rows - 1 if policy.bos_every_window else max_rows

@@ -1,6 +1,7 @@
 """One JSON object to one typed row, or to the reason why not.
 
-A row is one of: context + continuation; context + choices (+ gold); context_ids + continuation_ids; text. All other fields
+A row is one of: context + continuation; context + choices (+ gold); context_ids + continuation_ids; text.
+All other fields
 are carried through untouched.
 """
 
@@ -109,7 +110,8 @@ def _unique(pairs: list[tuple[str, Any]]) -> Fields:
 def parse_json(line: bytes) -> Fields:
     """One line to one object, strictly.
 
-    Raises: RowError invalid_unicode (not UTF-8), invalid_json (syntax, duplicate key, NaN or infinity, trailing data),
+    Raises: RowError invalid_unicode (not UTF-8), invalid_json (syntax, duplicate key, NaN or infinity,
+    trailing data),
         wrong_type (not an object).
     """
     try:
@@ -234,7 +236,8 @@ def _checked_text(name: str, value: str) -> str:
     except UnicodeEncodeError as error:
         raise RowError(
             "invalid_unicode",
-            f"{name} has the lone surrogate U+{ord(value[error.start]):04X} at character {error.start}: repair it or "
+            f"{name} has the lone surrogate U+{ord(value[error.start]):04X} at character {error.start}:"
+            "repair it or "
             "use --invalid-unicode replace",
         ) from None
     return value

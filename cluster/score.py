@@ -1,6 +1,7 @@
 """From settings to a finished folder: checks first, then the pool, then the job, then the summary.
 
-Whatever can be refused is refused before a pool is started. The last file written is summary.json; its state is the truth.
+Whatever can be refused is refused before a pool is started. The last file written is summary.json; its
+state is the truth.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a finished job says: counts and means taken from the files that it wrote, not from memory of writing them."""
+"""What a finished job says: counts and means taken from the files that it wrote, not from memory."""
 
 from __future__ import annotations
 
@@ -195,15 +195,13 @@ class Tally:
             self.groups.setdefault((result["file"], result["task"]), GroupTally()).add(result)
 
     def _warnings(self) -> list[str]:
-        counts = {
-            "rows have two equal choices, which tie by construction": lambda g: g.duplicate_choices,
-            "rows have a tie for the best choice; the first counts": lambda g: g.ties,
-            "rows lost context tokens at the left": lambda g: g.truncated_rows,
-            "parts have a token across the boundary of context and continuation": lambda g: (
-                g.merged_boundaries
-            ),
-            "log-probabilities are of zero probability (null)": lambda g: g.zero_probability,
-            "documents are empty and not in the means": lambda g: g.empty_documents,
+        groups = self.groups.values()
+        totals = {
+            "rows have two equal choices, which tie by construction": sum(g.duplicate_choices for g in groups),
+            "rows have a tie for the best choice; the first counts": sum(g.ties for g in groups),
+            "rows lost context tokens at the left": sum(g.truncated_rows for g in groups),
+            "parts have a token across context and continuation": sum(g.merged_boundaries for g in groups),
+            "log-probabilities are of zero probability (null)": sum(g.zero_probability for g in groups),
+            "documents are empty and not in the means": sum(g.empty_documents for g in groups),
         }
-        totals = {text: sum(count(group) for group in self.groups.values()) for text, count in counts.items()}
         return [f"{total} {text}" for text, total in totals.items() if total]

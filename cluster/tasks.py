@@ -1,6 +1,7 @@
 """Rows to scoring items and scores back to results: what each kind of row means.
 
-Invariant: a row has a result only if every one of its parts was scored. Nothing here knows of pools, windows or files.
+Invariant: a row has a result only if every one of its parts was scored. Nothing here knows of pools,
+windows or files.
 """
 
 from __future__ import annotations
@@ -49,7 +50,10 @@ NOTHING_SCORED = ItemScore(0.0, True)
 
 @dataclass(frozen=True, slots=True)
 class RowPlan:
-    """A row and its parts. Choices: one part a choice, then, with PMI, one a choice after the empty context."""
+    """A row and its parts.
+
+    Choices: one part a choice, then, with PMI, one a choice after the empty context.
+    """
 
     row: Row
     parts: tuple[Encoded, ...]
@@ -91,7 +95,10 @@ class ChoiceResult:
 
 @dataclass(frozen=True, slots=True)
 class ChoicesResult:
-    """A ranked question. pred: metric to index of the best choice (the first of equals), None where undefined."""
+    """A ranked question.
+
+    pred: metric to index of the best choice (the first of equals), None where undefined.
+    """
 
     row: Row
     choices: tuple[ChoiceResult, ...]
@@ -209,7 +216,8 @@ def _rank(row: Row, task: Choices, parts: Sequence[Encoded], scores: Sequence[It
     tied: list[str] = []
     for metric in values[0]:
         column = [value[metric] for value in values]
-        # NaN would win an argmax; infinity would come from dividing by a zero probability. Neither ranks anything.
+        # NaN would win an argmax; infinity would come from dividing by a zero probability. Neither ranks
+        # anything.
         best = None if any(math.isnan(v) or v == math.inf for v in column) else column.index(max(column))
         pred[metric] = best
         if best is not None and column.count(column[best]) > 1:

@@ -1,6 +1,7 @@
 """One window of a job: rows in, items to the pool, scores back to rows.
 
-Invariant: each row leaves a window exactly once, as a result or a failure. Equal items are sent once and fan out.
+Invariant: each row leaves a window exactly once, as a result or a failure. Equal items are sent once and
+fan out.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class Window:
         return finished
 
     def accept(self, arrival: Scored | Failed) -> None:
-        """Note what the pool delivered. A second delivery of an item is counted and dropped: the first one holds.
+        """Note what the pool delivered. A second delivery of an item is counted and dropped: the first one
+        holds.
 
         Raises: InfrastructureError if an item has not as many log-probabilities as scored tokens.
         """

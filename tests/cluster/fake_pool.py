@@ -1,4 +1,7 @@
-"""A pool in this process whose log-probabilities are a pure function of the token ids. The oracle of the job's tests."""
+"""A pool in this process whose log-probabilities are a pure function of the token ids.
+
+The oracle of the job's tests.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from tinyloop.cluster.items import Failed, Items, Scored
 
 
 def fake_logprob(prefix: np.ndarray, token: int, depth: int) -> np.float32:
-    """Log-probability of token after prefix: negative, exact in FP32, different for nearly any two arguments."""
+    """ln p of token after prefix: negative, exact in FP32, different for nearly any two arguments."""
     key = np.asarray(prefix, dtype="<i4").tobytes() + int(token).to_bytes(4, "little") + bytes([depth])
     code = int.from_bytes(hashlib.blake2b(key, digest_size=3).digest(), "little")
     return np.float32(-(code + 1) / 2**20)

@@ -1,6 +1,7 @@
 """Runs a score job over the fake pool, in this process or as a program that tests can kill.
 
-As a program: score_driver.py JSON, where JSON holds ScoreSettings as text, kill_at_write (end this process with SIGKILL at the n-th
+As a program: score_driver.py JSON, where JSON holds ScoreSettings as text, kill_at_write (end this process
+with SIGKILL at the n-th
 write to the folder) and file_size_limit in bytes.
 """
 

@@ -1,4 +1,4 @@
-"""Small real tokenizers, made here: byte-level BPE with a few merges, with or without a template that adds tokens."""
+"""Small real tokenizers, made here: byte-level BPE with a few merges, with or without a template."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ BOS, EOS = "<bos>", "<eos>"
 
 
 def tiny_tokenizer(*, template: str | None = None) -> Tokenizer:
-    """Byte-level BPE. <bos> is 0, <eos> is 1, bytes and merges follow. template: as "<bos> $A" or "$A <eos>"."""
+    """Byte-level BPE.
+
+    <bos> is 0, <eos> is 1, bytes and merges follow. template: as "<bos> $A" or "$A <eos>".
+    """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {token: i for i, token in enumerate([BOS, EOS, *alphabet])}
     merges = []
