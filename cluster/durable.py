@@ -17,7 +17,7 @@ def disk_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise InfrastructureError(
-            f"cannot write {str(path)!r}: {error.strerror}: make room or repair the disk, then run again"
+            f"cannot write {str(path)!r}: {error.strerror}: make room or repair the disk, then run again "
             "with --resume"
         ) from error
 

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from .errors import RowError, UsageError
 from .items import Int32Array
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 Boundary = Literal["clean", "merged"]
 EmptyContinuation = Literal["error", "zero"]
@@ -24,47 +27,18 @@ POLICIES: dict[str, str] = {
     "score": "sum of ln p(token) over the continuation's tokens, given everything before each",
     "whitespace": "trailing whitespace of the context moves to the front of the continuation and is scored",
     "boundary": "context and continuation are encoded together and split after the context's own tokens",
-    "merged boundary": "if a token spans the join, the continuation is encoded alone and the row says"
-    "'merged'",
-    "delimiter": "--target-delimiter is put before every continuation and choice; default none, none is"
-    "guessed",
+    "merged boundary": "if a token spans the join, the continuation is encoded alone: the row says 'merged'",
+    "delimiter": "--target-delimiter is put before every continuation and choice; none by default",
     "normalisation": "none: no Unicode form is changed, nothing is stripped",
     "bos": "as the model's own tokenizer does unless --add-bos or --no-add-bos; never two, never scored",
     "eos": "never added; a tokenizer that adds one is refused",
-    "empty context": "conditioned on --prefix-token, else BOS, else EOS; if the text begins with it, it"
-    "is the context",
+    "empty context": "conditioned on --prefix-token, else BOS, else EOS; a text's own counts",
     "empty continuation": "row error, or --empty-continuation zero: 0 tokens, log-probability 0",
-    "truncation": "context tokens are dropped from the left until at most window + 1 tokens are left; a"
-    "BOS so dropped "
-    "is not put back",
+    "truncation": "context tokens are dropped from the left to window + 1 in all; a lost BOS is flagged",
     "long continuation": "never cut: more tokens than the window is a row error",
     "token ids": "context_ids and continuation_ids are taken as they are: no BOS, no whitespace move",
     "special tokens": "a special token spelled out in the text is that token",
 }
-
-
-class Encoding(Protocol):
-    """One result of a tokenizer."""
-
-    @property
-    def ids(self) -> list[int]:
-        """Token ids."""
-
-
-class Tokenizer(Protocol):
-    """The part of tokenizers.Tokenizer that is used."""
-
-    def encode(self, sequence: Any, *, add_special_tokens: bool = ...) -> Any:
-        """Encode one text."""
-
-    def encode_batch_fast(self, input: Any, *, add_special_tokens: bool = ...) -> Any:
-        """Encode many texts on all cores, without offsets."""
-
-    def no_padding(self) -> None:
-        """Switch padding off."""
-
-    def no_truncation(self) -> None:
-        """Switch truncation off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +83,7 @@ class EncodingPolicy:
         vocab_size = int(descriptor["vocab_size"])
         if not candidates or not 0 <= candidates[0] < vocab_size:
             raise UsageError(
-                f"no token to condition an empty context on: found {candidates[:1]} for a vocabulary of"
+                f"no token to condition an empty context on: found {candidates[:1]} for a vocabulary of "
                 f"{vocab_size}: "
                 "give --prefix-token ID"
             )
@@ -249,7 +223,7 @@ class Encoder:
             if not continuation and self.policy.empty_continuation == "error":
                 raise RowError(
                     "empty_continuation",
-                    f"continuation is the prefix token {prefix} alone, which is the context: nothing is"
+                    f"continuation is the prefix token {prefix} alone, which is the context: nothing is "
                     "left to score",
                 )
         return self._finish([prefix], continuation, "clean")
@@ -260,7 +234,7 @@ class Encoder:
         if len(continuation) > limit:
             raise RowError(
                 "continuation_too_long",
-                f"continuation has {len(continuation)} tokens, the window takes {limit}: score it as a"
+                f"continuation has {len(continuation)} tokens, the window takes {limit}: score it as a "
                 "text row, "
                 "which is cut into windows, or raise --max-seq-len",
             )
@@ -292,9 +266,9 @@ class Encoder:
         full = list(self.tokenizer.encode(probe, add_special_tokens=True).ids)
         if full not in (bare, [self.policy.bos_id, *bare]):
             raise UsageError(
-                f"the tokenizer turns {probe!r} into {full}, without special tokens into {bare}; only one"
+                f"the tokenizer turns {probe!r} into {full}, without special tokens into {bare}; only one "
                 "BOS "
-                f"({self.policy.bos_id}) in front is understood: remove its template's other tokens (EOS"
+                f"({self.policy.bos_id}) in front is understood: remove its template's other tokens (EOS "
                 "breaks the "
                 "split between context and continuation)"
             )

@@ -125,7 +125,7 @@ class JobFolder:
             found = sorted(path.name for path in folder.iterdir() if path.name != LOCK)
             if found:
                 raise UsageError(
-                    f"output folder {str(folder)!r} is not empty, it has {', '.join(found[:4])}: use"
+                    f"output folder {str(folder)!r} is not empty, it has {', '.join(found[:4])}: use "
                     "--resume to go on "
                     "with the job in it, --overwrite to replace it, or name another folder"
                 )

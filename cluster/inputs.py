@@ -22,6 +22,8 @@ from .rows import Row, RowFailure, parse_json, parse_task, take_id
 BOM = b"\xef\xbb\xbf"
 # One line is held in memory whole; beyond this it is read past and becomes a row error.
 MAX_LINE_BYTES = 256 << 20
+# Ids kept in a set, about 70 bytes each, before they are packed into 8.
+RECENT_IDS = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +113,8 @@ class IdIndex:
     3e-6.
     """
 
-    def __init__(self, run_size: int = 65_536) -> None:
-        self._run_size = run_size
+    def __init__(self, run_size: int | None = None) -> None:
+        self._run_size = run_size or RECENT_IDS
         self._recent: set[int] = set()
         self._runs: list[np.ndarray[tuple[int], np.dtype[np.uint64]]] = []
 
@@ -161,7 +163,7 @@ def read_rows(
             raise InfrastructureError(f"input {str(file.path)!r} cannot be read: {error.strerror}") from error
         if digest.hexdigest() != file.sha256:
             raise InfrastructureError(
-                f"input {str(file.path)!r} changed while the job ran: its hash is"
+                f"input {str(file.path)!r} changed while the job ran: its hash is "
                 f"{digest.hexdigest()[:12]}, was "
                 f"{file.sha256[:12]}: start again with --overwrite"
             )

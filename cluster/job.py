@@ -103,9 +103,9 @@ class ScoreJob:
         tally = Tally.of_files(self._folder.output)
         if tally.ids != self._reader.ids:
             raise InfrastructureError(
-                f"reconciliation failed: {self._reader.ids.count} rows were read, {tally.results} results"
+                f"reconciliation failed: {self._reader.ids.count} rows were read, {tally.results} results "
                 "and "
-                f"{sum(tally.failures.values())} errors were written, or their ids differ: start again"
+                f"{sum(tally.failures.values())} errors were written, or their ids differ: start again "
                 "with --overwrite"
             )
         return tally
@@ -179,7 +179,7 @@ class ScoreJob:
         allowed = self._settings.budget.allowed(self._reader.rows_total)
         if self._progress.errors > allowed:
             raise ErrorBudgetExceeded(
-                f"{self._progress.errors} rows failed, {allowed} are allowed: repair the input and use"
+                f"{self._progress.errors} rows failed, {allowed} are allowed: repair the input and use "
                 "--overwrite, or "
                 "run again with --resume and a larger --max-errors"
             )

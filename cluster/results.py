@@ -73,7 +73,7 @@ class Parts:
         begin, end = (int(match[1]), int(match[2])) if match else (-1, -1)
         if begin != self.end or end <= begin:
             raise InfrastructureError(
-                f"part {str(path)!r} does not follow row {self.end}: the folder was changed by something"
+                f"part {str(path)!r} does not follow row {self.end}: the folder was changed by something "
                 "else: "
                 "start again with --overwrite"
             )
@@ -84,7 +84,7 @@ class Parts:
                 self.num_failures += line.startswith(FAILURE_START)
         if num_lines != end - begin:
             raise InfrastructureError(
-                f"part {str(path)!r} has {num_lines} lines, its name says {end - begin}: start again with"
+                f"part {str(path)!r} has {num_lines} lines, its name says {end - begin}: start again with "
                 "--overwrite"
             )
         self._paths.append(path)

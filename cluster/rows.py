@@ -236,7 +236,7 @@ def _checked_text(name: str, value: str) -> str:
     except UnicodeEncodeError as error:
         raise RowError(
             "invalid_unicode",
-            f"{name} has the lone surrogate U+{ord(value[error.start]):04X} at character {error.start}:"
+            f"{name} has the lone surrogate U+{ord(value[error.start]):04X} at character {error.start}: "
             "repair it or "
             "use --invalid-unicode replace",
         ) from None

@@ -92,3 +92,12 @@ class ScoreSettings:
     def reading(self) -> dict[str, Any]:
         """Settings of reading that decide a byte of the results."""
         return {"limit": self.limit, "replace_surrogates": self.replace_surrogates}
+
+
+def parse_window(text: str) -> int | None:
+    """Read --window: a number of rows, or None for 'all'. Raises: UsageError for anything else."""
+    if text == "all":
+        return None
+    if not text.isdecimal() or int(text) < 1:
+        raise UsageError(f"--window is {text!r}: give a number of rows or 'all'")
+    return int(text)

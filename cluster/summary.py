@@ -197,7 +197,9 @@ class Tally:
     def _warnings(self) -> list[str]:
         groups = self.groups.values()
         totals = {
-            "rows have two equal choices, which tie by construction": sum(g.duplicate_choices for g in groups),
+            "rows have two equal choices, which tie by construction": sum(
+                g.duplicate_choices for g in groups
+            ),
             "rows have a tie for the best choice; the first counts": sum(g.ties for g in groups),
             "rows lost context tokens at the left": sum(g.truncated_rows for g in groups),
             "parts have a token across context and continuation": sum(g.merged_boundaries for g in groups),

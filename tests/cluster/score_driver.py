@@ -17,14 +17,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fake_pool import FakePool
-from tiny_tokenizer import tiny_descriptor, tiny_tokenizer
 from tinyloop.cluster.encoding import Encoder, EncodingPolicy
 from tinyloop.cluster.errors import JobError
 from tinyloop.cluster.job import Backend
 from tinyloop.cluster.progress import PoolFigures, Snapshot
 from tinyloop.cluster.score import ModelChoice, run_score
 from tinyloop.cluster.settings import ScoreSettings
+
+from .fake_pool import FakePool
+from .tiny_tokenizer import tiny_descriptor, tiny_tokenizer
 
 MAX_ROWS = 48
 
