@@ -57,7 +57,7 @@ def score(
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder of the results.")],
     model: Annotated[Path | None, typer.Option(help="Model file; default: the one that ships here.")] = None,
     replicas: Annotated[
-        int | None, typer.Option(min=1, help="Default: one a GPU, else one on the CPU.")
+        int | None, typer.Option(min=1, help="Processes that hold the model; default: one.")
     ] = None,
     depth: Annotated[
         int | None, typer.Option(min=1, help="Loops to run; default: what the model was made for.")
@@ -72,7 +72,7 @@ def score(
     ] = None,
     fail_fast: Annotated[bool, typer.Option("--fail-fast", help="Stop at the first row error.")] = False,
     max_seq_len: Annotated[
-        int | None, typer.Option(min=1, help="Window in tokens; default: 2048 or the model's limit.")
+        int | None, typer.Option(min=2, help="Window in tokens; default: 2048 or the model's limit.")
     ] = None,
     kv: Annotated[Literal["fp16"], typer.Option(help="How keys and values are stored.")] = "fp16",
     window: Annotated[str, typer.Option(help="Rows that are sorted together, or 'all'.")] = "65536",

@@ -11,7 +11,7 @@ from .summary import METRICS
 
 
 def closing_lines(summary: dict[str, Any], output: Path) -> Iterator[str]:
-    """Accuracy by file and task, speed, hit rate against the ideal, errors by class, where the results are."""
+    """Accuracy by file and task, speed, hit rate against the ideal, errors by class, where results are."""
     for group in summary["groups"]:
         yield f"{group['file']} [{group['task']}]: {_group(group)}"
     yield _speed(summary)
@@ -24,7 +24,7 @@ def closing_lines(summary: dict[str, Any], output: Path) -> Iterator[str]:
         classes = ", ".join(f"{name} {count:,}" for name, count in summary["errors_by_class"].items())
         yield f"errors: {summary['errors']:,} rows ({classes})"
     yield from (f"note: {warning}" for warning in summary["warnings"])
-    yield f"results in {output / 'results.jsonl'}, errors in {output / 'errors.jsonl'}, figures in summary.json"
+    yield f"results in {output / 'results.jsonl'}, errors in errors.jsonl, figures in summary.json"
 
 
 def _group(group: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Rules R1-R17 of text to ids, on a small real BPE; expectations are written out or come from the tokenizer itself."""
+"""Rules R1-R17 of text to ids, on a small real BPE; expectations are written out or its own."""
 
 from __future__ import annotations
 

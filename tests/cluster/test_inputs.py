@@ -216,7 +216,7 @@ def test_r41_surrogates_can_be_replaced_and_pairs_are_characters(tmp_path: Path)
 def test_several_inputs_and_globs_are_read_in_order(tmp_path: Path) -> None:
     for folder in ("x", "y"):
         (tmp_path / folder).mkdir()
-        (tmp_path / folder / "same.jsonl").write_text('{"text": "%s"}\n' % folder)
+        (tmp_path / folder / "same.jsonl").write_text(f'{{"text": "{folder}"}}\n')
     (tmp_path / "b.jsonl").write_text('{"text": "b"}\n')
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
     paths = expand(
