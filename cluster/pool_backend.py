@@ -5,25 +5,32 @@ from __future__ import annotations
 import hashlib
 import platform
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..native.format import FormatError, Header, read_header
 from ..native.models import default_model_path
 from ..native.tokenizer import load_tokenizer
+from .config import PoolConfig
 from .encoding import Encoder, EncodingPolicy
 from .errors import InfrastructureError, UsageError
-from .items import Failed, Items, Scored
+from .items import Failed, Items, Scored, ScoringPool
 from .job import Backend
 from .progress import PoolFigures
 from .score import ModelChoice
 from .settings import ScoreSettings
 
+if TYPE_CHECKING:
+    from .pool import ReplicaPool
+    from .pool_status import PoolStatus
+
 DEFAULT_MAX_SEQ_LEN = 2048
+FIGURES_INTERVAL_S = 1.0
 VERSIONS_OF = ("tinyloop-pool", "numpy", "ray", "tokenizers")
 
 
@@ -104,3 +111,111 @@ def _about(path: Path, header: Header) -> dict[str, Any]:
         "model": {"file": str(path), **header.metadata},
         "versions": {name: version(name) for name in VERSIONS_OF} | {"python": platform.python_version()},
     }
+
+
+@contextmanager
+def open_pool(chosen: ChosenModel, request: PoolRequest) -> Iterator[Backend]:
+    """Start a Ray pool with the chosen model; end it on leaving.
+
+    Raises: InfrastructureError if it cannot start, UsageError if the pool's settings are not valid.
+    """
+    # Imported here: Ray takes seconds to load, and settings are checked before.
+    from .pool import ReplicaPool
+    from .supervisor import PoolError
+
+    config = _pool_config(chosen, request)
+    try:
+        pool = ReplicaPool.start(config)
+    except PoolError as error:
+        raise InfrastructureError(f"cannot start the pool: {error}") from error
+    with pool:
+        info = pool.info
+        if (info.digest, info.max_seq_len) != (chosen.choice.identity["digest"], chosen.max_seq_len):
+            raise InfrastructureError(
+                f"replicas hold model {info.digest[:12]} with a window of {info.max_seq_len}, the job was planned for "
+                f"{chosen.choice.identity['digest'][:12]} with {chosen.max_seq_len}: was the file replaced?"
+            )
+        yield Backend(
+            pool=JobPool(pool, PoolError),
+            encoder=chosen.encoder,
+            depth=chosen.depth,
+            identity={**chosen.choice.identity, "numerics_id": info.numerics_id},
+            figures=FigureSource(pool, PoolError),
+        )
+
+
+def _pool_config(chosen: ChosenModel, request: PoolRequest) -> PoolConfig:
+    try:
+        return PoolConfig(
+            model=chosen.path.resolve(),
+            replicas=request.replicas or 1,
+            threads=request.threads,
+            max_seq_len=chosen.max_seq_len,
+            cache_mode=request.kv,
+        )
+    except ValueError as error:
+        raise UsageError(f"the pool cannot be made as asked: {error}") from error
+
+
+class JobPool:
+    """A pool whose failures end a job with the right exit code."""
+
+    def __init__(self, pool: ScoringPool, failure: type[Exception]) -> None:
+        self._pool = pool
+        self._failure = failure
+
+    def submit(self, window: int, items: Items) -> None:
+        """As the pool's. Raises: InfrastructureError."""
+        try:
+            self._pool.submit(window, items)
+        except self._failure as error:
+            raise InfrastructureError(f"the pool failed: {error}: run again with --resume") from error
+
+    def collect(self, timeout_s: float) -> list[Scored | Failed]:
+        """As the pool's. Raises: InfrastructureError."""
+        try:
+            return self._pool.collect(timeout_s)
+        except self._failure as error:
+            raise InfrastructureError(f"the pool failed: {error}: run again with --resume") from error
+
+
+class FigureSource:
+    """A pool's status as figures, asked for at most once a second: every answer costs the router time."""
+
+    def __init__(self, pool: ReplicaPool, failure: type[Exception]) -> None:
+        self._pool = pool
+        self._failure = failure
+        self._latest = PoolFigures()
+        self._due_s = 0.0
+
+    def __call__(self) -> PoolFigures:
+        if time.monotonic() >= self._due_s:
+            try:
+                self._latest = _figures(self._pool.status())
+            except self._failure:
+                # What ends the job is met where work is collected; figures only get old.
+                pass
+            self._due_s = time.monotonic() + FIGURES_INTERVAL_S
+        return self._latest
+
+
+def _figures(status: PoolStatus) -> PoolFigures:
+    total = status.tokens_total
+    return PoolFigures(
+        replicas=len(status.replicas),
+        replicas_alive=status.alive,
+        hit_rate=status.hit_rate if total else None,
+        ideal_hit_rate=(total - status.tokens_ideal) / total if total else None,
+        detail={
+            "tokens_total": total,
+            "tokens_computed": status.tokens_computed,
+            "tokens_ideal": status.tokens_ideal,
+            "replica_deaths": status.deaths,
+            "refusals": status.refusals,
+            "mirror_differences": status.mirror_differences,
+            "steals": status.steals,
+            "chunks": status.chunks,
+            "evictions": status.evictions,
+            "router_cpu_s": round(status.router_cpu_s, 3),
+        },
+    )
