@@ -176,13 +176,15 @@ class EngineThread:
                 if ticket is not None:
                     return ticket
                 refused = self._inbox.overdue(self._beat_s)
-                if self._state is State.DRAINING:
+                # Read once: a drain that arrives during the wait must not skip what was submitted before it.
+                leaving = self._state is State.DRAINING
+                if leaving:
                     refused += self._inbox.end_epoch("draining: the replica is leaving")
                 elif not refused:
                     wait_s = self._inbox.wait_s(self._beat_s)
                     self._condition.wait(1.0 if wait_s is None else min(wait_s, 1.0))
             self._refuse(refused)
-            if self._state is State.DRAINING:
+            if leaving:
                 return None
 
     def _perform(self, executor: Executor, work: _Ticket | tuple[int, Future[Inventory]]) -> None:
