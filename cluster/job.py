@@ -39,7 +39,7 @@ class Backend:
     """What a job scores with.
 
     identity: what the fingerprint says of the model: digest, tokenizer hash, numerics_id, depth, max_seq_len.
-    figures: asked a few times a second.
+    figures: asked about once a second.
     """
 
     pool: ScoringPool

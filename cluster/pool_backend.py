@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 import platform
 import sys
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from .pool_status import PoolStatus
 
 DEFAULT_MAX_SEQ_LEN = 2048
-FIGURES_INTERVAL_S = 1.0
 VERSIONS_OF = ("tinyloop-pool", "numpy", "ray", "tokenizers")
 
 
@@ -101,7 +99,9 @@ def _depth(asked: int | None, loops: int) -> tuple[int, tuple[str, ...]]:
 
 def _max_seq_len(asked: int | None, max_positions: int) -> int:
     if asked is not None and asked > max_positions:
-        raise UsageError(f"--max-seq-len is {asked}, the model has {max_positions} positions: ask for at most those")
+        raise UsageError(
+            f"--max-seq-len is {asked}, the model has {max_positions} positions: ask for at most those"
+        )
     return asked or min(DEFAULT_MAX_SEQ_LEN, max_positions)
 
 
@@ -132,7 +132,8 @@ def open_pool(chosen: ChosenModel, request: PoolRequest) -> Iterator[Backend]:
         info = pool.info
         if (info.digest, info.max_seq_len) != (chosen.choice.identity["digest"], chosen.max_seq_len):
             raise InfrastructureError(
-                f"replicas hold model {info.digest[:12]} with a window of {info.max_seq_len}, the job was planned for "
+                f"replicas hold model {info.digest[:12]} with a window of {info.max_seq_len}, the job was "
+                "planned for "
                 f"{chosen.choice.identity['digest'][:12]} with {chosen.max_seq_len}: was the file replaced?"
             )
         yield Backend(
@@ -180,22 +181,17 @@ class JobPool:
 
 
 class FigureSource:
-    """A pool's status as figures, asked for at most once a second: every answer costs the router time."""
+    """A pool's status as figures; the last ones known while the pool does not answer."""
 
     def __init__(self, pool: ReplicaPool, failure: type[Exception]) -> None:
         self._pool = pool
         self._failure = failure
         self._latest = PoolFigures()
-        self._due_s = 0.0
 
     def __call__(self) -> PoolFigures:
-        if time.monotonic() >= self._due_s:
-            try:
-                self._latest = _figures(self._pool.status())
-            except self._failure:
-                # What ends the job is met where work is collected; figures only get old.
-                pass
-            self._due_s = time.monotonic() + FIGURES_INTERVAL_S
+        # What ends the job is met where work is collected; figures only get old.
+        with suppress(self._failure):
+            self._latest = _figures(self._pool.status())
         return self._latest
 
 

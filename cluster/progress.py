@@ -12,6 +12,8 @@ from .errors import InfrastructureError
 
 LINE_INTERVAL_S = 30.0
 FILE_INTERVAL_S = 2.0
+# Every answer costs the router time.
+FIGURES_INTERVAL_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +152,8 @@ class Progress:
         self._figures = figures
         self._clock_s = clock_s
         self._start_s = self._moved_s = clock_s()
-        self._file_due_s = self._start_s
+        self._file_due_s = self._figures_due_s = self._start_s
+        self._latest_figures = PoolFigures()
         self._rows_before = 0
         self.rows_done = 0
         self.errors = 0
@@ -168,6 +171,9 @@ class Progress:
 
     def tell(self, state: str = "running", *, force: bool = False) -> Snapshot:
         """Show where the job is; progress.json is renewed every 2 s, or now with force."""
+        if force or self._clock_s() >= self._figures_due_s:
+            self._figures_due_s = self._clock_s() + FIGURES_INTERVAL_S
+            self._latest_figures = self._figures()
         snapshot = self._snapshot(state)
         self._display.show(snapshot)
         if force or self._clock_s() >= self._file_due_s:
@@ -197,5 +203,5 @@ class Progress:
             eta_s=(self._rows_total - self.rows_done) / rate if rate > 0 else None,
             elapsed_s=elapsed,
             idle_s=now - self._moved_s,
-            pool=self._figures(),
+            pool=self._latest_figures,
         )
