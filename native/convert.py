@@ -95,7 +95,7 @@ def _stored(name: str, value: Float32Array | QuantWeight, bits: int, group: int)
 def _recipe(bits: int, group: int, taken_over: int) -> str:
     if bits == 16:
         return "float16 matrices, float32 vectors"
-    search = "least squared error over shrunken ranges and a refit" if bits == 4 else "full range"
+    search = "least squared error over clipped and refitted ranges" if bits == 4 else "full range"
     recipe = f"{bits} bits, asymmetric, groups of {group}, float16 scale and zero, {search}"
     if taken_over:
         recipe += f"; {taken_over} matrices keep the source's own codes and scales (zero rounded to float16)"

@@ -71,21 +71,24 @@ def load_model(
     Args:
         path: a .tloop file.
         max_seq_len: rows (new tokens of all sequences) of one pass, 1..the model's positions.
-        prefill_chunk: rows of the FP16 scratch, 0..max_seq_len; 0 means max_seq_len. Less memory, same numbers.
+        prefill_chunk: rows of the FP16 scratch, 0..max_seq_len; 0 means all. Less memory, same numbers.
         device: "cpu". Default: the switch TINYLOOP_DEVICE, else "cpu".
         cache_mode: how keys and values are stored, "fp16". Default: TINYLOOP_KV, else "fp16".
         fp16_cache: FP16 copies of hot weights, "off" or "auto". Default: TINYLOOP_FP16_CACHE, else "auto".
         budget_bytes: hard limit on everything the model and its handles hold; None: no limit.
         threads: compute threads, at least 1; None: as many as the process may run on.
         numeric_mode: "fp16" is the product; "fp32" keeps activations and K/V in float32 and is for tests.
-        cpu_isa: "avx512", "avx2" or "portable", all with the same bits. Default: TINYLOOP_CPU_ISA, else the best here.
+        cpu_isa: "avx512", "avx2" or "portable", all with the same bits. Default: TINYLOOP_CPU_ISA, else the
+            best one here.
     Raises:
         LoadError: the file or an option is unusable; the message names the phase and the field.
         OutOfMemoryError: the budget or the machine is too small; nothing is kept.
     Blocks until loaded; the GIL is released.
     """
     if budget_bytes is not None and budget_bytes <= 0:
-        raise LoadError(f"cannot load with budget_bytes={budget_bytes}: it must be positive, or None for no limit")
+        raise LoadError(
+            f"cannot load with budget_bytes={budget_bytes}: it must be positive, or None for no limit"
+        )
     if threads is not None and threads <= 0:
         raise LoadError(f"cannot load with threads={threads}: it must be at least 1, or None for all cores")
     name = os.fspath(path)

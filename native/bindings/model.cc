@@ -218,8 +218,9 @@ NumericMode numeric_mode(const std::string& name) {
 }
 
 PyModel load(const std::string& path, const std::string& digest, int max_seq_len, int prefill_chunk,
-             const std::string& device, const std::string& cache_mode, const std::string& fp16_cache,
-             size_t budget_bytes, int threads, const std::string& mode, const std::string& cpu_isa) {
+             const std::string& device, const std::string& cache_mode,
+             const std::string& fp16_cache, size_t budget_bytes, int threads,
+             const std::string& mode, const std::string& cpu_isa) {
   LoadOptions options;
   options.max_seq_len = max_seq_len;
   options.prefill_chunk = prefill_chunk;
@@ -239,9 +240,10 @@ PyModel load(const std::string& path, const std::string& digest, int max_seq_len
 }
 
 void bind_prefix(py::module_& m) {
-  py::class_<PyPrefix>(m, "PrefixCache",
-                       "The prefilled state of a token prefix at one depth. Immutable; any number of "
-                       "requests may share it.")
+  py::class_<PyPrefix>(
+      m, "PrefixCache",
+      "The prefilled state of a token prefix at one depth. Immutable; any number of "
+      "requests may share it.")
       .def_property_readonly(
           "length", [](const PyPrefix& p) { return p.open()->length(); },
           "Tokens from position 0, parents included.")
@@ -286,27 +288,33 @@ void bind_model(py::module_& m) {
            "prefixes"_a = py::none(), "depth"_a = py::none())
       .def("score_tokens", &PyModel::score_tokens, "token_ids"_a, "depth"_a = py::none(),
            "prompt_len"_a = 0)
-      .def("prefix", &PyModel::prefix, "token_ids"_a, "depth"_a = py::none(), "parent"_a = py::none())
+      .def("prefix", &PyModel::prefix, "token_ids"_a, "depth"_a = py::none(),
+           "parent"_a = py::none())
       .def_property_readonly("vram_usage_bytes",
                              [](const PyModel& p) { return p.open()->account->live_bytes(); })
       .def("memory_report", [](const PyModel& p) { return p.open()->account->report(); })
-      .def_property_readonly("descriptor", [](const PyModel& p) { return describe(p.open()->descriptor); })
+      .def_property_readonly("descriptor",
+                             [](const PyModel& p) { return describe(p.open()->descriptor); })
       .def_property_readonly("metadata", [](const PyModel& p) { return p.open()->metadata; })
       .def_property_readonly("digest", [](const PyModel& p) { return p.digest(); })
-      .def_property_readonly("numerics_id", [](const PyModel& p) { return p.open()->numerics_id(); })
-      .def_property_readonly("max_seq_len", [](const PyModel& p) { return p.open()->options.max_seq_len; })
+      .def_property_readonly("numerics_id",
+                             [](const PyModel& p) { return p.open()->numerics_id(); })
+      .def_property_readonly("max_seq_len",
+                             [](const PyModel& p) { return p.open()->options.max_seq_len; })
       .def_property_readonly("counters",
                              [](const PyModel& p) {
                                const Counters& c = p.open()->counters;
-                               return py::dict("rows"_a = c.rows.load(), "head_rows"_a = c.head_rows.load(),
+                               return py::dict("rows"_a = c.rows.load(),
+                                               "head_rows"_a = c.head_rows.load(),
                                                "passes"_a = c.passes.load());
                              })
       .def_property_readonly("closed", &PyModel::closed)
       .def("close", &PyModel::close)
-      .def("_fail_allocation", [](const PyModel& p, int64_t n) { p.open()->account->fail_allocation(n); })
+      .def("_fail_allocation",
+           [](const PyModel& p, int64_t n) { p.open()->account->fail_allocation(n); })
       .def("__enter__", [](py::object self) { return self; })
       .def("__exit__", [](PyModel& p, const py::args&) { p.close(); });
-  m.def("load_model", &load, "path"_a, py::kw_only(), "digest"_a, "max_seq_len"_a, "prefill_chunk"_a,
-        "device"_a, "cache_mode"_a, "fp16_cache"_a, "budget_bytes"_a, "threads"_a, "numeric_mode"_a,
-        "cpu_isa"_a);
+  m.def("load_model", &load, "path"_a, py::kw_only(), "digest"_a, "max_seq_len"_a,
+        "prefill_chunk"_a, "device"_a, "cache_mode"_a, "fp16_cache"_a, "budget_bytes"_a,
+        "threads"_a, "numeric_mode"_a, "cpu_isa"_a);
 }

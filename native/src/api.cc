@@ -59,7 +59,8 @@ void score(Model* model, const std::vector<ScoreRequest>& requests, int depth, f
            uint8_t* greedy) {
   std::vector<ScoreItem> items;
   for (const ScoreRequest& r : requests) {
-    items.push_back({r.ids, r.n_ids, r.n_scored, r.prefix != nullptr ? r.prefix->state.get() : nullptr});
+    items.push_back(
+        {r.ids, r.n_ids, r.n_scored, r.prefix != nullptr ? r.prefix->state.get() : nullptr});
   }
   score(*model->engine, items, depth, logprobs, greedy);
 }

@@ -24,7 +24,8 @@ void check_ids(const Engine& engine, const int32_t* ids, size_t n, const std::st
 
 void check_depth(int depth) {
   if (depth < 1 || depth > 4096) {
-    throw InvalidInputError("cannot run at depth " + std::to_string(depth) + ": it must be 1..4096");
+    throw InvalidInputError("cannot run at depth " + std::to_string(depth) +
+                            ": it must be 1..4096");
   }
 }
 
@@ -43,7 +44,8 @@ void check_rows(const Engine& engine, size_t rows, int64_t prefix_length, const 
 }
 
 // A prefix that can serve a item of this engine at this depth.
-void check_prefix(const Engine& engine, const PrefixState& prefix, int depth, const std::string& what) {
+void check_prefix(const Engine& engine, const PrefixState& prefix, int depth,
+                  const std::string& what) {
   if (prefix.engine.get() != &engine) {
     throw MismatchError("cannot run " + what + ": its prefix belongs to another model");
   }
@@ -75,8 +77,7 @@ void score_pass(Engine& engine, const std::vector<ScoreItem>& items,
   std::vector<PassSequence> sequences;
   for (size_t i = first; i < last; ++i) {
     const ScoreItem& item = items[order[i]];
-    sequences.push_back(
-        {item.ids, static_cast<int64_t>(item.n_ids) - 1, item.prefix});
+    sequences.push_back({item.ids, static_cast<int64_t>(item.n_ids) - 1, item.prefix});
   }
   run_pass(engine, sequences, depth, nullptr);
 
@@ -135,8 +136,7 @@ void score(Engine& engine, const std::vector<ScoreItem>& items, int depth, float
 }
 
 std::shared_ptr<PrefixState> prefill(const std::shared_ptr<Engine>& engine, const int32_t* ids,
-                                          size_t n_ids, int depth,
-                                          std::shared_ptr<PrefixState> parent) {
+                                     size_t n_ids, int depth, std::shared_ptr<PrefixState> parent) {
   ForwardGuard guard(*engine);
   check_depth(depth);
   if (n_ids == 0) throw InvalidInputError("cannot build a prefix of 0 tokens");

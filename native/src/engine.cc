@@ -26,7 +26,8 @@ void expect(const std::string& what, const std::string& value,
   if (std::find(known.begin(), known.end(), value) != known.end()) return;
   std::string names;
   for (const char* name : known) names += (names.empty() ? "" : ", ") + std::string(name);
-  throw LoadError("cannot load with " + what + "='" + value + "': this build knows " + names + hint);
+  throw LoadError("cannot load with " + what + "='" + value + "': this build knows " + names +
+                  hint);
 }
 
 LoadOptions resolve_options(LoadOptions o) {
@@ -39,7 +40,8 @@ LoadOptions resolve_options(LoadOptions o) {
   expect("cache_mode", o.cache_mode, {"fp16"}, "");
   expect("fp16_cache", o.fp16_cache, {"off", "auto"},
          ": the CPU backend unpacks weights in registers and has no FP16 cache");
-  expect("TINYLOOP_DETERMINISTIC", deterministic, {"1"}, ": the CPU backend is always deterministic");
+  expect("TINYLOOP_DETERMINISTIC", deterministic, {"1"},
+         ": the CPU backend is always deterministic");
   o.fp16_cache = "off";  // what auto means for this device, whatever the header and the budget
   if (o.threads < 0) {
     throw LoadError("cannot load with threads=" + std::to_string(o.threads) + ": it is negative");
@@ -212,7 +214,8 @@ ForwardGuard::ForwardGuard(Engine& engine) : engine_(engine) {
   engine.require_usable();
   if (engine.in_use.test_and_set(std::memory_order_acquire)) {
     throw ConcurrentUseError(
-        "cannot start a forward: another one runs on this model; use one thread, a lock, or a model "
+        "cannot start a forward: another one runs on this model; use one thread, a lock, or a "
+        "model "
         "for each worker");
   }
 }

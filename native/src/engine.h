@@ -41,10 +41,10 @@ struct BufferPool {
   Block norm;       // [scratch rows, hidden]
   Block scratch1;   // [scratch rows, max(q + 2 kv, 2 ffn)]
   Block attn_down;  // [scratch rows, max(q, ffn)]
-  Block pass_kv;    // keys then values of one plane, [max_seq_len, kv] each: a scored sequence's own
-                    // tokens are in the pass whole, so no other plane of theirs is ever read again
-  Block rope;       // float32 [max_seq_len, head_dim]
-  Block row_ids;    // int32 [4, max_seq_len]: token ids, positions, scored rows, their targets
+  Block pass_kv;  // keys then values of one plane, [max_seq_len, kv] each: a scored sequence's own
+                  // tokens are in the pass whole, so no other plane of theirs is ever read again
+  Block rope;     // float32 [max_seq_len, head_dim]
+  Block row_ids;  // int32 [4, max_seq_len]: token ids, positions, scored rows, their targets
   int64_t scratch_rows = 0;
   int64_t scratch1_width = 0;
   int64_t attn_down_width = 0;

@@ -33,6 +33,31 @@ constexpr int64_t kMaxDim = int64_t{1} << 30;
 
 std::string text(uint64_t value) { return std::to_string(value); }
 
+// Whether the bytes are UTF-8 as RFC 3629 has it: no overlong forms, surrogates or values past
+// 10FFFF.
+bool is_utf8(const std::string& bytes) {
+  for (size_t i = 0; i < bytes.size();) {
+    const auto lead = static_cast<uint8_t>(bytes[i]);
+    const int more = lead < 0x80                   ? 0
+                     : lead >= 0xC2 && lead < 0xE0 ? 1
+                     : (lead >> 4) == 0xE          ? 2
+                     : lead >= 0xF0 && lead < 0xF5 ? 3
+                                                   : -1;
+    if (more < 0 || i + static_cast<size_t>(more) >= bytes.size()) return false;
+    for (int j = 1; j <= more; ++j) {
+      const auto next = static_cast<uint8_t>(bytes[i + static_cast<size_t>(j)]);
+      uint8_t low = 0x80, high = 0xBF;
+      if (j == 1 && lead == 0xE0) low = 0xA0;
+      if (j == 1 && lead == 0xED) high = 0x9F;
+      if (j == 1 && lead == 0xF0) low = 0x90;
+      if (j == 1 && lead == 0xF4) high = 0x8F;
+      if (next < low || next > high) return false;
+    }
+    i += static_cast<size_t>(more) + 1;
+  }
+  return true;
+}
+
 // Reads the header in order; every read is checked against its end.
 class Reader {
  public:
@@ -44,8 +69,13 @@ class Reader {
     std::memcpy(&value, take(sizeof(T), field), sizeof(T));
     return value;
   }
-  std::string string(size_t length, const std::string& field) {
+  std::string bytes(size_t length, const std::string& field) {
     return std::string(reinterpret_cast<const char*>(take(length, field)), length);
+  }
+  std::string string(size_t length, const std::string& field) {
+    std::string value = bytes(length, field);
+    if (!is_utf8(value)) fail(field, "is not UTF-8 text");
+    return value;
   }
   std::string short_string(const std::string& field) {
     return string(number<uint16_t>(field + " (length)"), field);
@@ -186,8 +216,8 @@ Descriptor read_descriptor(Fields in) {
     fail("descriptor.norm_eps", std::to_string(d.norm_eps) + " is outside (0, 1)");
   }
   if (d.n_q_heads % d.n_kv_heads != 0) {
-    fail("descriptor.n_kv_heads", text(d.n_kv_heads) + " does not divide n_q_heads " +
-                                      text(d.n_q_heads));
+    fail("descriptor.n_kv_heads",
+         text(d.n_kv_heads) + " does not divide n_q_heads " + text(d.n_q_heads));
   }
   if (d.head_dim % 2 != 0) fail("descriptor.head_dim", text(d.head_dim) + " is odd");
   if (!d.loop_norm) fail("descriptor.loop_norm", "false is not known to version 1");
@@ -296,7 +326,7 @@ Preamble read_preamble(const uint8_t* data, size_t bytes) {
     fail("preamble", text(bytes) + " bytes are too few for a model file");
   }
   Reader in(data, kPreamble);
-  if (in.string(8, "magic") != kMagic) fail("magic", "this is not a .tloop file");
+  if (in.bytes(8, "magic") != kMagic) fail("magic", "this is not a .tloop file");
   const auto version = in.number<uint32_t>("version");
   if (version < kVersionOldest || version > kVersionMax) {
     fail("version", text(version) + " found, this build reads " + text(kVersionOldest) + ".." +
@@ -310,7 +340,7 @@ Preamble read_preamble(const uint8_t* data, size_t bytes) {
     fail("file_bytes", text(file_bytes) + " written, the file has " + text(bytes) +
                            ": it was truncated or padded, copy it again");
   }
-  for (const char byte : in.string(24, "reserved")) {
+  for (const char byte : in.bytes(24, "reserved")) {
     if (byte != 0) fail("reserved", "the reserved bytes of the preamble are not zero");
   }
   if (header_bytes > bytes - kPreamble) {
@@ -400,8 +430,8 @@ const TensorEntry& ModelFile::require(const std::string& name, int64_t rows, int
   for (const TensorEntry& tensor : tensors) {
     if (tensor.name != name) continue;
     if (tensor.rows != rows || tensor.cols != cols) {
-      fail("tensor '" + name + "' dims", shape(tensor.rows, tensor.cols) +
-                                             " found, the descriptor needs " + shape(rows, cols));
+      fail("tensor '" + name + "' dims",
+           shape(tensor.rows, tensor.cols) + " found, the descriptor needs " + shape(rows, cols));
     }
     if (cols == 0 && tensor.kind != TensorKind::kF32) {
       fail("tensor '" + name + "' kind", "a vector is stored as f32");

@@ -59,7 +59,8 @@ struct ModelFile {
   const TensorEntry& require(const std::string& name, int64_t rows, int64_t cols) const;
 };
 
-// Parses and checks everything but the CRCs of the tensors' data. Throws LoadError naming the field.
+// Parses and checks everything but the CRCs of the tensors' data. Throws LoadError naming the
+// field.
 ModelFile parse_file(const uint8_t* data, size_t bytes);
 
 // Throws LoadError if the tensor's data does not have the CRC of the table.

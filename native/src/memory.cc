@@ -42,8 +42,8 @@ Block Account::allocate(size_t bytes, Owner owner, const char* what) {
   std::lock_guard<std::mutex> lock(mutex_);
   const bool injected = fail_in_ > 0 && --fail_in_ == 0;
   const bool over_budget = budget_ != 0 && (rounded > budget_ || total_ > budget_ - rounded);
-  void* data = injected || over_budget || rounded == 0 ? nullptr
-                                                       : std::aligned_alloc(kAlignment, rounded);
+  void* data =
+      injected || over_budget || rounded == 0 ? nullptr : std::aligned_alloc(kAlignment, rounded);
   if (data == nullptr && rounded != 0) {
     const std::string limit = budget_ ? std::to_string(budget_) + " bytes" : "unlimited";
     throw OutOfMemoryError(std::string("cannot allocate ") + std::to_string(rounded) +

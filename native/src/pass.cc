@@ -151,7 +151,8 @@ class Pass {
   }
 
   // The end of a branch: its last product, and the add with or without a norm before it.
-  void branch(Rows in, int64_t rows, const Weight& weight, const Vector& norm_out, float* main_rows) {
+  void branch(Rows in, int64_t rows, const Weight& weight, const Vector& norm_out,
+              float* main_rows) {
     if (d_.norm_placement == NormPlacement::kPre) {
       backend_.linear_add(in, rows, weight, main_rows);
     } else {

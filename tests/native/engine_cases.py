@@ -15,11 +15,13 @@ from tinyloop.native.records import Value
 VOCAB = 61  # of the tiny models
 
 
-def write_calm(path: Path, family: str, *, bits: int, group: int = 64, seed: int = 0, **overrides: Value) -> Path:
+def write_calm(
+    path: Path, family: str, *, bits: int, group: int = 64, seed: int = 0, **overrides: Value
+) -> Path:
     """A tiny model whose logits spread like a trained model's.
 
-    A tied head made of standard normal embeddings gives logits of standard deviation sqrt(D), 7 here, where trained
-    models have 2 to 3. FP16 rounding is relative, so such a model would multiply it by that factor.
+    A tied head made of standard normal embeddings gives logits of standard deviation sqrt(D), 7 here, where
+    trained models have 2 to 3. FP16 rounding is relative, so such a model would multiply it by that factor.
     """
     descriptor = tiny_descriptor(family, **overrides)
     tensors: TensorMap = random_tensors(descriptor, seed)
@@ -49,6 +51,5 @@ def score_items(
 
 def parts(result: ScoreResult) -> list[NDArray[np.float32]]:
     return [
-        result.logprobs[begin:end]
-        for begin, end in zip(result.offsets[:-1], result.offsets[1:], strict=True)
+        result.logprobs[begin:end] for begin, end in zip(result.offsets[:-1], result.offsets[1:], strict=True)
     ]

@@ -40,7 +40,11 @@ def test_first_rows_do_not_depend_on_rows_behind_them(model: Model, rows: int) -
 
 def test_batch_order_and_neighbours_do_not_matter(model: Model) -> None:
     rng = np.random.default_rng(1)
-    items = [(random_ids(int(n), seed=int(n)), int(s)) for n in rng.integers(2, 90, 40) for s in [rng.integers(1, n)]]
+    items = [
+        (random_ids(int(n), seed=int(n)), int(s))
+        for n in rng.integers(2, 90, 40)
+        for s in [rng.integers(1, n)]
+    ]
     alone = [whole(model, ids, n) for ids, n in items]
     together = parts(score_items(model, items))
     order = rng.permutation(len(items))
@@ -110,7 +114,8 @@ def test_prefill_chunk_changes_memory_and_not_bits(path: Path, model: Model, chu
         with model.prefix(prefix_ids) as a, chunked.prefix(prefix_ids) as b:
             tail = [(random_ids(40, seed=9), 39)]
             assert np.array_equal(
-                score_items(model, tail, prefixes=[a]).logprobs, score_items(chunked, tail, prefixes=[b]).logprobs
+                score_items(model, tail, prefixes=[a]).logprobs,
+                score_items(chunked, tail, prefixes=[b]).logprobs,
             )
         smaller = chunked.memory_report()["scratch"] < model.memory_report()["scratch"]
     assert smaller == (chunk < MAX_SEQ_LEN)
@@ -120,7 +125,9 @@ def test_prefill_chunk_changes_memory_and_not_bits(path: Path, model: Model, chu
 def test_row_budget_changes_passes_and_not_bits(path: Path, model: Model, max_seq_len: int) -> None:
     items = [(random_ids(n, seed=n), n - 1) for n in (100, 2, 57, 99, 30, 12)]
     with load_model(path, max_seq_len=max_seq_len) as small:
-        for one, other in zip(parts(score_items(model, items)), parts(score_items(small, items)), strict=True):
+        for one, other in zip(
+            parts(score_items(model, items)), parts(score_items(small, items)), strict=True
+        ):
             assert np.array_equal(one, other)
         assert small.counters["passes"] > 1
 

@@ -39,7 +39,9 @@ def errors(path: Path, mode: str, depth: int, ids: NDArray[np.int32]) -> NDArray
 
 
 @pytest.mark.parametrize(("bits", "group"), WEIGHTS)
-@pytest.mark.parametrize(("family", "depth"), [("llama", 1), ("ouro", 1), ("ouro", 2), ("ouro", 3), ("ouro", 4)])
+@pytest.mark.parametrize(
+    ("family", "depth"), [("llama", 1), ("ouro", 1), ("ouro", 2), ("ouro", 3), ("ouro", 4)]
+)
 def test_engine_matches_reference(tmp_path: Path, family: str, depth: int, bits: int, group: int) -> None:
     path = write_calm(tmp_path / "m.tloop", family, bits=bits, group=group, seed=bits + group)
     ids = random_ids(LENGTH, seed=depth)
@@ -119,13 +121,17 @@ def test_engine_matches_transformers_llama(tmp_path: Path, tied: bool) -> None:
     source = tmp_path / "hf"
     oracle.save_pretrained(source)
     words = {str(i): i for i in range(VOCAB)}
-    tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="0")).save(str(source / "tokenizer.json"))
+    tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="0")).save(
+        str(source / "tokenizer.json")
+    )
     path = tmp_path / "m.tloop"
     convert(source, path, bits=16)
     ids = random_ids(LENGTH)
     with torch.no_grad():
         logits = oracle.double()(torch.from_numpy(ids.astype(np.int64))[None]).logits[0]
-    expected = logits.log_softmax(-1)[:-1].gather(1, torch.from_numpy(ids[1:].astype(np.int64))[:, None])[:, 0]
+    expected = logits.log_softmax(-1)[:-1].gather(1, torch.from_numpy(ids[1:].astype(np.int64))[:, None])[
+        :, 0
+    ]
     with load_model(path, max_seq_len=256, numeric_mode="fp32") as model:
         assert np.abs(model.score_tokens(ids) - expected.numpy()).max() <= FP32_MAX
     with load_model(path, max_seq_len=256) as model:

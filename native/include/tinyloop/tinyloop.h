@@ -33,12 +33,12 @@ struct LoadOptions {
   std::string fp16_cache;   // TINYLOOP_FP16_CACHE; "off" | "auto" (resolves to off on the CPU)
   size_t budget_bytes = 0;  // hard limit of the accounting allocator; 0: none
   int threads = 0;          // compute threads; 0: as many as the process may run on
-  std::string cpu_isa;      // TINYLOOP_CPU_ISA; "avx512" | "avx2" | "portable"; default: the best here
+  std::string cpu_isa;  // TINYLOOP_CPU_ISA; "avx512" | "avx2" | "portable"; default: the best here
   NumericMode numeric_mode = NumericMode::kFp16;
 };
 
-// Loads a model: header, quantized weights, FP16 caches, BufferPool, reconstruction scratch, in that
-// order and all or nothing. Returns nullptr on any failure, having released everything;
+// Loads a model: header, quantized weights, FP16 caches, BufferPool, reconstruction scratch, in
+// that order and all or nothing. Returns nullptr on any failure, having released everything;
 // last_error() then names the phase, what was asked for and what was found.
 Model* load_model(const std::string& path, int max_seq_len = 2048, int prefill_chunk = 0);
 Model* load_model(const std::string& path, const LoadOptions& options);

@@ -97,7 +97,8 @@ class CpuBackend : public Backend {
     w.group = tensor.group;
     const auto code_bytes = static_cast<size_t>(w.panels() * w.inputs * w.code_bytes());
     weight->codes = account.allocate(code_bytes, Owner::kWeights, tensor.name.c_str());
-    std::memset(weight->codes.as<uint8_t>(), 0, code_bytes);  // padding outputs, and nibbles are or-ed
+    std::memset(weight->codes.as<uint8_t>(), 0,
+                code_bytes);  // padding outputs, and nibbles are or-ed
     repack_codes(tensor, weight->codes.as<uint8_t>());
     w.codes = weight->codes.as<uint8_t>();
     if (w.group != 0) upload_scales(tensor, account, *weight);
@@ -126,8 +127,8 @@ class CpuBackend : public Backend {
     });
   }
 
-  void norm_linear(const float* main, const float* norm, float eps, int64_t rows, const Weight& weight,
-                   Rows out) override {
+  void norm_linear(const float* main, const float* norm, float eps, int64_t rows,
+                   const Weight& weight, Rows out) override {
     const PanelWeight& w = panels_of(weight);
     product(rows, w, into(out), [&](int64_t first, int64_t begin, int64_t n) {
       kernels_.pack_norm(main + (first + begin) * w.inputs, norm, eps, n, w.inputs, a(), begin);
@@ -155,8 +156,8 @@ class CpuBackend : public Backend {
       kernels_.norm_add(at(branch, begin), norm, eps, n, width, main + begin * width);
     });
   }
-  void rope_store(Rows qkv, const float* rope, int64_t rows, const AttentionShape& shape, uint8_t* keys,
-                  uint8_t* values) override {
+  void rope_store(Rows qkv, const float* rope, int64_t rows, const AttentionShape& shape,
+                  uint8_t* keys, uint8_t* values) override {
     const size_t row_bytes = static_cast<size_t>(shape.n_kv_heads * shape.head_dim) * bytes_;
     by_rows(rows, [&](int64_t begin, int64_t n) {
       const size_t offset = static_cast<size_t>(begin) * row_bytes;
@@ -170,8 +171,8 @@ class CpuBackend : public Backend {
     });
   }
 
-  void attention(const std::vector<AttentionChunk>& chunks, const AttentionShape& shape, int64_t plane,
-                 int64_t own_plane, Rows queries, Rows out) override {
+  void attention(const std::vector<AttentionChunk>& chunks, const AttentionShape& shape,
+                 int64_t plane, int64_t own_plane, Rows queries, Rows out) override {
     const auto n_chunks = static_cast<int64_t>(chunks.size());
     threads_.run(n_chunks * shape.n_kv_heads, [&](int64_t item, int thread) {
       AttentionTask task;
@@ -215,7 +216,8 @@ class CpuBackend : public Backend {
         tile.partials = partials_.as<HeadPartial>();
         kernels_.head(tile);
       });
-      for (int64_t i = 0; i < block; ++i) finish_row(i, targets[first + i], logprobs + first + i, greedy + first + i);
+      for (int64_t i = 0; i < block; ++i)
+        finish_row(i, targets[first + i], logprobs + first + i, greedy + first + i);
     }
   }
 
@@ -241,7 +243,8 @@ class CpuBackend : public Backend {
     const size_t each = static_cast<size_t>(tensor.rows * tensor.groups()) * sizeof(uint16_t);
     const uint8_t* stored = tensor.data + tensor.bytes - 2 * each;
     repack<2>(stored, tensor.rows, tensor.groups(), reinterpret_cast<uint8_t*>(scales));
-    repack<2>(stored + each, tensor.rows, tensor.groups(), reinterpret_cast<uint8_t*>(scales + values));
+    repack<2>(stored + each, tensor.rows, tensor.groups(),
+              reinterpret_cast<uint8_t*>(scales + values));
     w.scales = scales;
     w.zeros = scales + values;
   }
@@ -249,10 +252,10 @@ class CpuBackend : public Backend {
   // Splits rows into runs for the threads; 16 rows are the least that is worth a hand-over.
   template <typename Task>
   void by_rows(int64_t rows, Task task) {
-    const int64_t run = std::max<int64_t>(16, (rows + threads_.count() * 4 - 1) / (threads_.count() * 4));
-    threads_.run((rows + run - 1) / run, [&](int64_t item, int) {
-      task(item * run, std::min(run, rows - item * run));
-    });
+    const int64_t run =
+        std::max<int64_t>(16, (rows + threads_.count() * 4 - 1) / (threads_.count() * 4));
+    threads_.run((rows + run - 1) / run,
+                 [&](int64_t item, int) { task(item * run, std::min(run, rows - item * run)); });
   }
 
   void pack_and_multiply(Rows in, int64_t rows, const PanelWeight& w, const LinearTile& target) {

@@ -1,8 +1,9 @@
 // The kernels of the CPU backend, compiled once per instruction set from one source (kernels.inc).
 //
 // Numerics, the same for every instruction set and tile shape, bit for bit: a matrix product sums
-// each block of kDepthBlock inputs by one chain of fused multiply-adds in input order, starting from
-// zero, and adds the blocks in order. Lane sums fold halves. No result depends on the rows beside it.
+// each block of kDepthBlock inputs by one chain of fused multiply-adds in input order, starting
+// from zero, and adds the blocks in order. Lane sums fold halves. No result depends on the rows
+// beside it.
 #pragma once
 
 #include <cstddef>
@@ -14,14 +15,15 @@ namespace tinyloop::cpu {
 
 inline constexpr int64_t kPanel = 16;        // output columns of a weight panel
 inline constexpr int64_t kDepthBlock = 256;  // inputs of one sum block; also the row stride of A
-inline constexpr int64_t kRowBlock = 384;    // rows of A at a time: A, B and C of a block fit the L2
-inline constexpr int64_t kTilePanels = 4;    // panels of C at a time
-inline constexpr int64_t kHeadTile = 512;    // vocabulary columns of one partial log-sum-exp
+inline constexpr int64_t kRowBlock = 384;  // rows of A at a time: A, B and C of a block fit the L2
+inline constexpr int64_t kTilePanels = 4;  // panels of C at a time
+inline constexpr int64_t kHeadTile = 512;  // vocabulary columns of one partial log-sum-exp
 inline constexpr int64_t kQueryBlock = 128;  // query vectors of one attention work item
 inline constexpr int64_t kMaxHeadDim = 256;
 
 // A weight [outputs, inputs] in panels of 16 outputs: for each panel, for each input, 16 codes side
-// by side; scales and zeros [panel][group][16] in FP16. Outputs are padded to a full panel by zeros.
+// by side; scales and zeros [panel][group][16] in FP16. Outputs are padded to a full panel by
+// zeros.
 struct PanelWeight {
   enum class Kind { kF32, kF16, kQ4, kQ8 };
   Kind kind = Kind::kF32;
@@ -63,12 +65,12 @@ struct LinearTile {
   int64_t rows = 0;
   const PanelWeight* weight = nullptr;
   int64_t first_panel = 0;
-  int64_t panels = 0;        // at most kTilePanels
-  float* b = nullptr;        // scratch [kTilePanels][kDepthBlock][kPanel]
-  float* c = nullptr;        // scratch [kRowBlock][kTilePanels * kPanel]
+  int64_t panels = 0;  // at most kTilePanels
+  float* b = nullptr;  // scratch [kTilePanels][kDepthBlock][kPanel]
+  float* c = nullptr;  // scratch [kRowBlock][kTilePanels * kPanel]
   Into into = Into::kActivations;
-  Activations out;           // kActivations
-  float* main = nullptr;     // kAddToMain: [rows, main_stride]
+  Activations out;        // kActivations
+  float* main = nullptr;  // kAddToMain: [rows, main_stride]
   int64_t main_stride = 0;
 };
 
@@ -115,8 +117,8 @@ struct Kernels {
   // A block of rows for a product: converted, or normed as rms(main) * weight and rounded to the
   // activations' type, into `a` starting at row `at`. `rows` indexes main when not null.
   void (*pack)(Activations in, int64_t rows, int64_t inputs, float* a, int64_t at);
-  void (*pack_main)(const float* main, const int32_t* indices, int64_t rows, int64_t width, float* a,
-                    int64_t at);
+  void (*pack_main)(const float* main, const int32_t* indices, int64_t rows, int64_t width,
+                    float* a, int64_t at);
   void (*pack_norm)(const float* main, const float* weight, float eps, int64_t rows, int64_t width,
                     float* a, int64_t at);
   void (*linear)(const LinearTile& tile);
@@ -127,8 +129,8 @@ struct Kernels {
   // main += rms(branch) * weight
   void (*norm_add)(Activations branch, const float* weight, float eps, int64_t rows, int64_t width,
                    float* main);
-  // Rotates the heads of q and k in place (half-split pairs; rope rows are cos then sin, head_dim / 2
-  // each) and copies k and v to the plane. qkv rows: q heads, k heads, v heads.
+  // Rotates the heads of q and k in place (half-split pairs; rope rows are cos then sin, head_dim /
+  // 2 each) and copies k and v to the plane. qkv rows: q heads, k heads, v heads.
   void (*rope_store)(Activations qkv, const float* rope, int64_t rows, int64_t n_q_heads,
                      int64_t n_kv_heads, int64_t head_dim, void* keys, void* values);
   // out = silu(gate) * up; rows of gate_up are gate then up.

@@ -1,4 +1,5 @@
-// Vec: 16 floats in plain C++. Defines what the AVX2 and AVX-512 versions must compute, bit for bit.
+// Vec: 16 floats in plain C++. Defines what the AVX2 and AVX-512 versions must compute, bit for
+// bit.
 #pragma once
 
 #include <cmath>
