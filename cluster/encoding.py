@@ -142,15 +142,14 @@ class Encoder:
         token_out_of_range in its place.
         """
         moved = [self._move_whitespace(context, continuation) for context, continuation in pairs]
-        # Choices of one question share their context: each distinct context is encoded once.
-        contexts = list(dict.fromkeys(context for context, _ in moved if context))
         wholes = [context + continuation for context, continuation in moved]
-        ids = self._encode_texts(contexts + wholes)
-        ids_by_context = dict(zip(contexts, ids, strict=False))
+        # Choices of a question share their context, many questions their choices: each distinct text once.
+        texts = list(dict.fromkeys([*(context for context, _ in moved), *wholes]))
+        ids = dict(zip(texts, self._encode_texts(texts), strict=True))
         results: list[Encoded | RowError] = []
-        for (_, bare), (context, continuation), whole in zip(pairs, moved, ids[len(contexts) :], strict=True):
+        for (_, bare), (context, continuation), whole in zip(pairs, moved, wholes, strict=True):
             try:
-                results.append(self._split(bare, ids_by_context.get(context, []), whole, continuation))
+                results.append(self._split(bare, ids[context], ids[whole], continuation))
             except RowError as error:
                 results.append(error)
         return results
@@ -251,11 +250,12 @@ class Encoder:
 
     def _checked(self, ids: list[int]) -> Int32Array:
         """int32 [n], every id in [0, vocab)."""
-        bad = next((i for i in ids if not 0 <= i < self.policy.vocab_size), None)
-        if bad is not None:
+        vocab_size = self.policy.vocab_size
+        if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
+            bad = next(i for i in ids if not 0 <= i < vocab_size)
             raise RowError(
                 "token_out_of_range",
-                f"token id {bad} is outside [0, {self.policy.vocab_size}): use the tokenizer of this model",
+                f"token id {bad} is outside [0, {vocab_size}): use the tokenizer of this model",
             )
         return np.array(ids, dtype=np.int32)
 
