@@ -1,0 +1,82 @@
+// The public C++ calls over the engine.
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "calls.h"
+#include "tinyloop/tinyloop.h"
+
+// The opaque handle of the public header.
+struct tinyloop::Model {
+  std::shared_ptr<tinyloop::Engine> engine;
+};
+
+namespace tinyloop {
+
+namespace {
+
+std::string& last_error_slot() {
+  thread_local std::string message;
+  return message;
+}
+
+}  // namespace
+
+Model* load_model(const std::string& path, const LoadOptions& options) {
+  try {
+    auto model = std::make_unique<Model>();
+    model->engine = Engine::load(path, options);
+    last_error_slot().clear();
+    return model.release();
+  } catch (const std::exception& error) {
+    last_error_slot() = error.what();
+    return nullptr;
+  }
+}
+
+Model* load_model(const std::string& path, int max_seq_len, int prefill_chunk) {
+  LoadOptions options;
+  options.max_seq_len = max_seq_len;
+  options.prefill_chunk = prefill_chunk;
+  return load_model(path, options);
+}
+
+void free_model(Model* model) {
+  if (model == nullptr) return;
+  model->engine->close();
+  delete model;
+}
+
+size_t vram_usage_bytes(Model* model) { return model->engine->account->live_bytes(); }
+const std::string& last_error() { return last_error_slot(); }
+const Descriptor& descriptor(const Model* model) { return model->engine->descriptor; }
+std::string numerics_id(const Model* model) { return model->engine->numerics_id(); }
+std::map<std::string, size_t> memory_report(const Model* model) {
+  return model->engine->account->report();
+}
+
+void score(Model* model, const std::vector<ScoreRequest>& requests, int depth, float* logprobs,
+           uint8_t* greedy) {
+  std::vector<ScoreItem> items;
+  for (const ScoreRequest& r : requests) {
+    items.push_back(
+        {r.ids, r.n_ids, r.n_scored, r.prefix != nullptr ? r.prefix->state.get() : nullptr});
+  }
+  score(*model->engine, items, depth, logprobs, greedy);
+}
+
+PrefixCache* build_prefix(Model* model, const int32_t* ids, size_t n_ids, int depth,
+                          const PrefixCache* parent) {
+  auto cache = std::make_unique<PrefixCache>();
+  cache->state =
+      prefill(model->engine, ids, n_ids, depth, parent != nullptr ? parent->state : nullptr);
+  return cache.release();
+}
+
+void free_prefix(PrefixCache* prefix) { delete prefix; }
+size_t prefix_length(const PrefixCache* prefix) {
+  return static_cast<size_t>(prefix->state->length());
+}
+size_t prefix_bytes(const PrefixCache* prefix) { return prefix->state->memory.bytes(); }
+
+}  // namespace tinyloop

@@ -1,0 +1,102 @@
+// Vec: 16 floats in two AVX2 registers. Same bits as vec_portable.h.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace tinyloop::cpu::TINYLOOP_ISA {
+
+// 6 rows x 16 columns: 12 accumulators, 2 registers of B and 1 broadcast of A make 15 of 16.
+inline constexpr int kRowsPerTile = 6;
+inline constexpr int kPanelsPerTile = 1;
+
+struct Vec {
+  __m256 low, high;
+};
+
+inline Vec set1(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+inline Vec load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+inline void store(float* p, Vec a) {
+  _mm256_storeu_ps(p, a.low);
+  _mm256_storeu_ps(p + 8, a.high);
+}
+inline Vec add(Vec a, Vec b) {
+  return {_mm256_add_ps(a.low, b.low), _mm256_add_ps(a.high, b.high)};
+}
+inline Vec sub(Vec a, Vec b) {
+  return {_mm256_sub_ps(a.low, b.low), _mm256_sub_ps(a.high, b.high)};
+}
+inline Vec mul(Vec a, Vec b) {
+  return {_mm256_mul_ps(a.low, b.low), _mm256_mul_ps(a.high, b.high)};
+}
+inline Vec div(Vec a, Vec b) {
+  return {_mm256_div_ps(a.low, b.low), _mm256_div_ps(a.high, b.high)};
+}
+inline Vec fma(Vec a, Vec b, Vec c) {
+  return {_mm256_fmadd_ps(a.low, b.low, c.low), _mm256_fmadd_ps(a.high, b.high, c.high)};
+}
+inline Vec max(Vec a, Vec b) {
+  return {_mm256_max_ps(a.low, b.low), _mm256_max_ps(a.high, b.high)};
+}
+inline Vec min(Vec a, Vec b) {
+  return {_mm256_min_ps(a.low, b.low), _mm256_min_ps(a.high, b.high)};
+}
+inline Vec round_even(Vec a) {
+  constexpr int kMode = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+  return {_mm256_round_ps(a.low, kMode), _mm256_round_ps(a.high, kMode)};
+}
+inline __m256 power_of_two(__m256 n) {
+  const __m256i exponent = _mm256_add_epi32(_mm256_cvttps_epi32(n), _mm256_set1_epi32(127));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23));
+}
+inline Vec power_of_two(Vec n) { return {power_of_two(n.low), power_of_two(n.high)}; }
+inline Vec zero_below(Vec x, Vec limit, Vec value) {
+  const __m256 low = _mm256_cmp_ps(x.low, limit.low, _CMP_LT_OQ);
+  const __m256 high = _mm256_cmp_ps(x.high, limit.high, _CMP_LT_OQ);
+  return {_mm256_andnot_ps(low, value.low), _mm256_andnot_ps(high, value.high)};
+}
+inline Vec first_lanes(Vec a, int n, float other) {
+  const __m256i count = _mm256_set1_epi32(n);
+  const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+  const __m256i low = _mm256_cmpgt_epi32(count, lanes);
+  const __m256i high = _mm256_cmpgt_epi32(count, _mm256_add_epi32(lanes, _mm256_set1_epi32(8)));
+  const __m256 fill = _mm256_set1_ps(other);
+  return {_mm256_blendv_ps(fill, a.low, _mm256_castsi256_ps(low)),
+          _mm256_blendv_ps(fill, a.high, _mm256_castsi256_ps(high))};
+}
+inline Vec load_half(const uint16_t* p) {
+  return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
+          _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 8)))};
+}
+inline void store_half(uint16_t* p, Vec a) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
+                   _mm256_cvtps_ph(a.low, _MM_FROUND_TO_NEAREST_INT));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p + 8),
+                   _mm256_cvtps_ph(a.high, _MM_FROUND_TO_NEAREST_INT));
+}
+inline Vec load_u8(const uint8_t* p) {
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes)),
+          _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8)))};
+}
+inline Vec load_u4(const uint8_t* p) {
+  const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+  const __m256i both = _mm256_cvtepu8_epi32(bytes);
+  return {_mm256_cvtepi32_ps(_mm256_and_si256(both, _mm256_set1_epi32(15))),
+          _mm256_cvtepi32_ps(_mm256_srli_epi32(both, 4))};
+}
+inline float sum_lanes(Vec a) {
+  const __m256 eight = _mm256_add_ps(a.low, a.high);
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+inline float max_lane(Vec a) {
+  const __m256 eight = _mm256_max_ps(a.low, a.high);
+  const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+}
+
+}  // namespace tinyloop::cpu::TINYLOOP_ISA

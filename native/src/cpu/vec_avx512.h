@@ -1,0 +1,74 @@
+// Vec: 16 floats in one AVX-512 register. Same bits as vec_portable.h.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace tinyloop::cpu::TINYLOOP_ISA {
+
+// 12 rows x 32 columns: 24 accumulators hide the latency of both FMA units, 2 registers of B.
+inline constexpr int kRowsPerTile = 12;
+inline constexpr int kPanelsPerTile = 2;
+
+using Vec = __m512;
+
+inline Vec set1(float x) { return _mm512_set1_ps(x); }
+inline Vec load(const float* p) { return _mm512_loadu_ps(p); }
+inline void store(float* p, Vec a) { _mm512_storeu_ps(p, a); }
+inline Vec add(Vec a, Vec b) { return _mm512_add_ps(a, b); }
+inline Vec sub(Vec a, Vec b) { return _mm512_sub_ps(a, b); }
+inline Vec mul(Vec a, Vec b) { return _mm512_mul_ps(a, b); }
+inline Vec div(Vec a, Vec b) { return _mm512_div_ps(a, b); }
+inline Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
+inline Vec max(Vec a, Vec b) { return _mm512_max_ps(a, b); }
+inline Vec min(Vec a, Vec b) { return _mm512_min_ps(a, b); }
+inline Vec round_even(Vec a) {
+  return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+inline Vec power_of_two(Vec n) {
+  const __m512i exponent = _mm512_add_epi32(_mm512_cvttps_epi32(n), _mm512_set1_epi32(127));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(exponent, 23));
+}
+inline Vec zero_below(Vec x, Vec limit, Vec value) {
+  const __mmask16 keep = _mm512_cmp_ps_mask(x, limit, _CMP_NLT_UQ);
+  return _mm512_maskz_mov_ps(keep, value);
+}
+inline Vec first_lanes(Vec a, int n, float other) {
+  const int count = n < 0 ? 0 : (n > 16 ? 16 : n);
+  const auto keep = static_cast<__mmask16>((1u << count) - 1u);
+  return _mm512_mask_blend_ps(keep, _mm512_set1_ps(other), a);
+}
+inline Vec load_half(const uint16_t* p) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+inline void store_half(uint16_t* p, Vec a) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT));
+}
+inline Vec load_u8(const uint8_t* p) {
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes));
+}
+inline Vec load_u4(const uint8_t* p) {
+  const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+  const __m128i nibble = _mm_set1_epi8(15);
+  const __m128i low = _mm_and_si128(bytes, nibble);
+  const __m128i high = _mm_and_si128(_mm_srli_epi16(bytes, 4), nibble);
+  return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_unpacklo_epi64(low, high)));
+}
+inline float sum_lanes(Vec a) {
+  const __m256 upper = _mm512_castps512_ps256(_mm512_shuffle_f32x4(a, a, 0x4E));
+  const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(a), upper);
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+inline float max_lane(Vec a) {
+  const __m256 upper = _mm512_castps512_ps256(_mm512_shuffle_f32x4(a, a, 0x4E));
+  const __m256 eight = _mm256_max_ps(_mm512_castps512_ps256(a), upper);
+  const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+}
+
+}  // namespace tinyloop::cpu::TINYLOOP_ISA

@@ -1,0 +1,119 @@
+// Vec: 16 floats in plain C++. Defines what the AVX2 and AVX-512 versions must compute, bit for
+// bit.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "cpu/half.h"
+
+namespace tinyloop::cpu::TINYLOOP_ISA {
+
+inline constexpr int kRowsPerTile = 4;    // rows of C that one micro-kernel holds in registers
+inline constexpr int kPanelsPerTile = 1;  // panels of 16 columns beside each other, likewise
+
+struct Vec {
+  float lane[16];
+};
+
+#define TINYLOOP_LANES for (int i = 0; i < 16; ++i)
+
+inline Vec set1(float x) {
+  Vec r;
+  TINYLOOP_LANES r.lane[i] = x;
+  return r;
+}
+inline Vec load(const float* p) {
+  Vec r;
+  std::memcpy(r.lane, p, sizeof(r.lane));
+  return r;
+}
+inline void store(float* p, Vec a) { std::memcpy(p, a.lane, sizeof(a.lane)); }
+inline Vec add(Vec a, Vec b) {
+  TINYLOOP_LANES a.lane[i] += b.lane[i];
+  return a;
+}
+inline Vec sub(Vec a, Vec b) {
+  TINYLOOP_LANES a.lane[i] -= b.lane[i];
+  return a;
+}
+inline Vec mul(Vec a, Vec b) {
+  TINYLOOP_LANES a.lane[i] *= b.lane[i];
+  return a;
+}
+inline Vec div(Vec a, Vec b) {
+  TINYLOOP_LANES a.lane[i] /= b.lane[i];
+  return a;
+}
+// a * b + c, rounded once.
+inline Vec fma(Vec a, Vec b, Vec c) {
+  TINYLOOP_LANES c.lane[i] = std::fma(a.lane[i], b.lane[i], c.lane[i]);
+  return c;
+}
+// The second operand where they are unordered, as the x86 instruction does.
+inline Vec max(Vec a, Vec b) {
+  TINYLOOP_LANES a.lane[i] = a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i];
+  return a;
+}
+inline Vec min(Vec a, Vec b) {
+  TINYLOOP_LANES a.lane[i] = a.lane[i] < b.lane[i] ? a.lane[i] : b.lane[i];
+  return a;
+}
+inline Vec round_even(Vec a) {
+  TINYLOOP_LANES a.lane[i] = std::nearbyint(a.lane[i]);
+  return a;
+}
+// 2^n for integral n in [-126, 127].
+inline Vec power_of_two(Vec n) {
+  TINYLOOP_LANES n.lane[i] =
+      bits_to_float(static_cast<uint32_t>(static_cast<int32_t>(n.lane[i]) + 127) << 23);
+  return n;
+}
+// Lane by lane: x < limit ? 0 : value.
+inline Vec zero_below(Vec x, Vec limit, Vec value) {
+  TINYLOOP_LANES value.lane[i] = x.lane[i] < limit.lane[i] ? 0.0f : value.lane[i];
+  return value;
+}
+// The first n lanes of a, `other` in the rest.
+inline Vec first_lanes(Vec a, int n, float other) {
+  for (int i = n < 0 ? 0 : n; i < 16; ++i) a.lane[i] = other;
+  return a;
+}
+inline Vec load_half(const uint16_t* p) {
+  Vec r;
+  TINYLOOP_LANES r.lane[i] = half_to_float(p[i]);
+  return r;
+}
+inline void store_half(uint16_t* p, Vec a) { TINYLOOP_LANES p[i] = float_to_half(a.lane[i]); }
+inline Vec load_u8(const uint8_t* p) {
+  Vec r;
+  TINYLOOP_LANES r.lane[i] = static_cast<float>(p[i]);
+  return r;
+}
+// 16 codes of 4 bits: lanes 0..7 in the low nibbles of the 8 bytes, lanes 8..15 in the high ones.
+inline Vec load_u4(const uint8_t* p) {
+  Vec r;
+  for (int i = 0; i < 8; ++i) r.lane[i] = static_cast<float>(p[i] & 15);
+  for (int i = 0; i < 8; ++i) r.lane[i + 8] = static_cast<float>(p[i] >> 4);
+  return r;
+}
+// Sum and maximum of the lanes in one fixed order: halves, quarters, eighths, the last two.
+inline float sum_lanes(Vec a) {
+  for (int step = 8; step > 0; step /= 2) {
+    for (int i = 0; i < step; ++i) a.lane[i] += a.lane[i + step];
+  }
+  return a.lane[0];
+}
+inline float max_lane(Vec a) {
+  for (int step = 8; step > 0; step /= 2) {
+    for (int i = 0; i < step; ++i) {
+      a.lane[i] = a.lane[i] > a.lane[i + step] ? a.lane[i] : a.lane[i + step];
+    }
+  }
+  return a.lane[0];
+}
+
+#undef TINYLOOP_LANES
+
+}  // namespace tinyloop::cpu::TINYLOOP_ISA

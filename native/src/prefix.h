@@ -1,0 +1,38 @@
+// PrefixCache: the keys and values of a token prefix in every plane, immutable once built.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "engine.h"
+#include "kv.h"
+#include "memory.h"
+
+namespace tinyloop {
+
+// Shared by its handle, by its children and by running calls; memory goes with the last of them.
+struct PrefixState {
+  std::shared_ptr<Engine> engine;
+  std::shared_ptr<PrefixState> parent;
+  Block memory;  // keys of all planes, then values: [plane][own_length][kv_width] each
+  int64_t begin = 0;
+  int64_t own_length = 0;
+  int depth = 0;
+  std::vector<KvSegment> segments;  // ancestors first, own last
+
+  int64_t length() const { return begin + own_length; }
+};
+
+// Allocates the planes of `own_length` tokens after `parent` (null: from 0) and the segment list.
+std::shared_ptr<PrefixState> make_prefix_state(std::shared_ptr<Engine> engine,
+                                               std::shared_ptr<PrefixState> parent,
+                                               int64_t own_length, int depth);
+
+}  // namespace tinyloop
+
+// The opaque handle of the public header.
+struct tinyloop::PrefixCache {
+  std::shared_ptr<tinyloop::PrefixState> state;
+};

@@ -1,0 +1,55 @@
+"""Shared by the engine's tests: models in a temporary folder, and items as flat arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from tiny_models import TensorMap, random_tensors, stored, tiny_descriptor
+from tinyloop.native import Model, PrefixCache, ScoreResult
+from tinyloop.native.format import write_model
+from tinyloop.native.records import Value
+
+VOCAB = 61  # of the tiny models
+
+
+def write_calm(
+    path: Path, family: str, *, bits: int, group: int = 64, seed: int = 0, **overrides: Value
+) -> Path:
+    """A tiny model whose logits spread like a trained model's.
+
+    A tied head made of standard normal embeddings gives logits of standard deviation sqrt(D), 7 here, where
+    trained models have 2 to 3. FP16 rounding is relative, so such a model would multiply it by that factor.
+    """
+    descriptor = tiny_descriptor(family, **overrides)
+    tensors: TensorMap = random_tensors(descriptor, seed)
+    if descriptor["tied_head"]:
+        tensors["embed"] *= np.float32(0.4)
+    write_model(path, descriptor, stored(tensors, bits, group), b"", {"name": f"calm-{family}"})
+    return path
+
+
+def random_ids(n: int, seed: int = 0, vocab: int = VOCAB) -> NDArray[np.int32]:
+    return np.random.default_rng(seed).integers(0, vocab, n).astype(np.int32)
+
+
+def score_items(
+    model: Model,
+    items: Sequence[tuple[NDArray[np.int32], int]],
+    *,
+    prefixes: Sequence[PrefixCache | None] | None = None,
+    depth: int | None = None,
+) -> ScoreResult:
+    """items: (ids, n_scored) each."""
+    token_ids = np.concatenate([ids for ids, _ in items]).astype(np.int32)
+    offsets = np.concatenate([[0], np.cumsum([len(ids) for ids, _ in items])]).astype(np.int64)
+    n_scored = np.array([n for _, n in items], np.int32)
+    return model.score(token_ids, offsets, n_scored, prefixes=prefixes, depth=depth)
+
+
+def parts(result: ScoreResult) -> list[NDArray[np.float32]]:
+    return [
+        result.logprobs[begin:end] for begin, end in zip(result.offsets[:-1], result.offsets[1:], strict=True)
+    ]

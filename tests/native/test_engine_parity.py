@@ -1,0 +1,140 @@
+"""The engine against the PyTorch reference in float64, on the same dequantized weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tokenizers
+import torch
+from engine_cases import VOCAB, random_ids, score_items, write_calm
+from numpy.typing import NDArray
+from tiny_models import random_tensors, stored, tiny_descriptor
+from tinyloop.native import load_model
+from tinyloop.native.convert import convert
+from tinyloop.native.format import write_model
+from tinyloop.native.reference import Reference
+from transformers import LlamaConfig, LlamaForCausalLM
+
+# The FP32 mode proves the logic: nothing but float32 rounding may differ.
+FP32_MAX = 1e-4
+# The FP16 mode rounds every activation between operations and every key and value to 11 bits.
+FP16_RMS = 5e-3
+FP16_MAX = 3e-2
+FP16_SUM_512 = 0.1
+
+WEIGHTS = [(4, 32), (4, 64), (4, 128), (8, 32), (8, 64), (8, 128), (16, 64), (32, 64)]
+# Widths that are no multiple of a panel, a group or a vector; a head of 24; GQA by 3.
+AWKWARD = {
+    "hidden_size": 90, "ffn_size": 134, "n_q_heads": 6, "n_kv_heads": 2, "head_dim": 24, "vocab_size": 531,
+}  # fmt: skip
+LENGTH = 130  # more than two key tiles, and one row into a third
+
+
+def errors(path: Path, mode: str, depth: int, ids: NDArray[np.int32]) -> NDArray[np.float64]:
+    reference = Reference.load(path).logprobs(ids, depth)
+    with load_model(path, max_seq_len=256, numeric_mode=mode) as model:
+        return np.abs(model.score_tokens(ids, depth=depth) - reference)
+
+
+@pytest.mark.parametrize(("bits", "group"), WEIGHTS)
+@pytest.mark.parametrize(
+    ("family", "depth"), [("llama", 1), ("ouro", 1), ("ouro", 2), ("ouro", 3), ("ouro", 4)]
+)
+def test_engine_matches_reference(tmp_path: Path, family: str, depth: int, bits: int, group: int) -> None:
+    path = write_calm(tmp_path / "m.tloop", family, bits=bits, group=group, seed=bits + group)
+    ids = random_ids(LENGTH, seed=depth)
+    assert errors(path, "fp32", depth, ids).max() <= FP32_MAX
+    half = errors(path, "fp16", depth, ids)
+    assert half.max() <= FP16_MAX
+    assert np.sqrt(np.mean(half**2)) <= FP16_RMS
+
+
+@pytest.mark.parametrize("family", ["llama", "ouro"])
+@pytest.mark.parametrize("bits", [4, 16])
+def test_engine_matches_reference_at_awkward_widths(tmp_path: Path, family: str, bits: int) -> None:
+    path = write_calm(tmp_path / "m.tloop", family, bits=bits, group=32, **AWKWARD)
+    depth = 1 if family == "llama" else 2
+    assert errors(path, "fp32", depth, random_ids(LENGTH, vocab=531)).max() <= FP32_MAX
+
+
+def test_sum_over_a_long_text_stays_near_the_reference(tmp_path: Path) -> None:
+    path = write_calm(tmp_path / "m.tloop", "ouro", bits=4, max_positions=1024)
+    ids = random_ids(513)
+    reference = Reference.load(path).logprobs(ids, 4)
+    with load_model(path, max_seq_len=512) as model:
+        total = model.score_tokens(ids, depth=4).astype(np.float64).sum()
+    assert abs(total - reference.sum()) <= FP16_SUM_512
+
+
+def test_more_loops_than_the_model_was_made_for(tmp_path: Path) -> None:
+    path = write_calm(tmp_path / "m.tloop", "ouro", bits=8)
+    assert errors(path, "fp32", 7, random_ids(40)).max() <= FP32_MAX
+
+
+def test_greedy_flag_is_the_argmax_of_the_reference(tmp_path: Path) -> None:
+    path = write_calm(tmp_path / "m.tloop", "ouro", bits=16)
+    ids = random_ids(100)
+    logits = Reference.load(path).logits(ids, 4)[:-1]
+    # Half of the targets are made greedy, so that both values occur often.
+    best = logits.argmax(-1)
+    items = []
+    for i in range(1, 99):
+        target = best[i] if i % 2 else ids[i + 1]
+        items.append((np.append(ids[: i + 1], target).astype(np.int32), 1))
+    with load_model(path, max_seq_len=256, numeric_mode="fp32") as model:
+        greedy = score_items(model, items, depth=4).greedy
+    targets = np.array([item[0][-1] for item in items])
+    assert np.array_equal(greedy, targets == best[1:99])
+    assert 40 < greedy.sum() < 60
+
+
+def test_greedy_flag_takes_the_lowest_id_on_ties(tmp_path: Path) -> None:
+    """Two equal rows of the head win together; only the lower id is what greedy decoding would pick."""
+    descriptor = tiny_descriptor("ouro", vocab_size=1100)
+    tensors = random_tensors(descriptor, 3)
+    ids = random_ids(60, vocab=1100)
+    state = Reference(descriptor, tensors).states(ids, 4)[-1][-1].numpy()
+    low, high = 7, 1090  # in different vocabulary tiles
+    tensors["head"][[low, high]] = state
+    path = tmp_path / "m.tloop"
+    write_model(path, descriptor, stored(tensors, 16), b"", {})
+    with load_model(path, max_seq_len=256) as model:
+        result = score_items(model, [(np.append(ids, np.int32(target)), 1) for target in (low, high)])
+    assert result.logprobs[0] == result.logprobs[1]
+    assert result.greedy.tolist() == [True, False]
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_engine_matches_transformers_llama(tmp_path: Path, tied: bool) -> None:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCAB, hidden_size=64, intermediate_size=128, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=256, tie_word_embeddings=tied, rms_norm_eps=1e-5,
+        initializer_range=0.2,
+    )  # fmt: skip
+    oracle = LlamaForCausalLM(config).eval()
+    with torch.no_grad():  # what 16-bit files hold, so that both sides have the same weights
+        for parameter in oracle.parameters():
+            parameter.copy_(parameter.half().float())
+    source = tmp_path / "hf"
+    oracle.save_pretrained(source)
+    words = {str(i): i for i in range(VOCAB)}
+    tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="0")).save(
+        str(source / "tokenizer.json")
+    )
+    path = tmp_path / "m.tloop"
+    convert(source, path, bits=16)
+    ids = random_ids(LENGTH)
+    with torch.no_grad():
+        logits = oracle.double()(torch.from_numpy(ids.astype(np.int64))[None]).logits[0]
+    expected = logits.log_softmax(-1)[:-1].gather(1, torch.from_numpy(ids[1:].astype(np.int64))[:, None])[
+        :, 0
+    ]
+    with load_model(path, max_seq_len=256, numeric_mode="fp32") as model:
+        assert np.abs(model.score_tokens(ids) - expected.numpy()).max() <= FP32_MAX
+    with load_model(path, max_seq_len=256) as model:
+        half = np.abs(model.score_tokens(ids) - expected.numpy())
+    assert half.max() <= FP16_MAX
+    assert np.sqrt(np.mean(half**2)) <= FP16_RMS
