@@ -16,11 +16,14 @@ MIB = 1 << 20
 class PoolConfig(BaseModel):
     """One pool: a model, how many replicas hold it, and how work is cut for them.
 
-    replicas: processes that load the model. threads: engine threads of each; by default its share of the cores.
-    prefix_budget_bytes: most bytes of prefixes a replica holds; in depth-first order the longest prompt is enough.
+    replicas: processes that load the model. threads: engine threads of each; by default its share of the
+    cores.
+    prefix_budget_bytes: most bytes of prefixes a replica holds; in depth-first order the longest prompt is
+    enough.
     pool_budget_bytes: most bytes of prefixes over all replicas; 0 for no limit beside each replica's own.
     model_budget_bytes: most bytes of everything the engine allocates; None for no limit.
-    build_overhead_rows: what building a prefix costs beside its own rows; a prefix that saves less is not built.
+    build_overhead_rows: what building a prefix costs beside its own rows; a prefix that saves less is not
+    built.
     crash_limit: deaths of a replica in a row without any work done, after which it is not replaced again.
     allow_mixed: accept replicas whose numerics differ; results then depend on placement.
     """
@@ -58,7 +61,11 @@ class PoolConfig(BaseModel):
             for key in given:
                 if key not in cls.model_fields:
                     near = get_close_matches(str(key), cls.model_fields, n=1)
-                    hint = f"did you mean {near[0]!r}" if near else f"known keys are {', '.join(cls.model_fields)}"
+                    hint = (
+                        f"did you mean {near[0]!r}"
+                        if near
+                        else f"known keys are {', '.join(cls.model_fields)}"
+                    )
                     raise ValueError(f"unknown key {key!r}: {hint}")
         return given
 

@@ -1,4 +1,6 @@
-"""Every figure of placement in seconds: measured rates, sizes in bytes, and the one rule that weighs them. Pure."""
+"""Every figure of placement in seconds: measured rates, sizes in bytes, and the one rule that weighs them.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,13 @@ from typing import Any
 
 from .plan import BETA
 
-FIRST_GUESS_S = 1e-4  # a row at depth 1 before anything was measured; only the first chunk of a pool is sized by it
+FIRST_GUESS_S = (
+    1e-4  # a row at depth 1 before anything was measured; only the first chunk of a pool is sized by it
+)
 SMOOTHING = 0.3
-BLOCK_TOKENS = 64  # engines give out cache memory in blocks; a short prefix must not spoil the estimate of a long one
+BLOCK_TOKENS = (
+    64  # engines give out cache memory in blocks; a short prefix must not spoil the estimate of a long one
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +36,8 @@ class PlacementRules:
 
 
 def placement_cost(backlog_s: float, miss_s: float, regret_s: float) -> float:
-    """The one rule: seconds until the work could start, plus BETA x seconds of prefixes to build, plus seconds that what
+    """The one rule: seconds until the work could start, plus BETA x seconds of prefixes to build, plus
+    seconds that what
 
     must be dropped for it will cost again. No threshold, so affinity is weighed and never thrown away.
     """
@@ -38,7 +45,9 @@ def placement_cost(backlog_s: float, miss_s: float, regret_s: float) -> float:
 
 
 class Rates:
-    """Seconds a row of one replica, corrected by every acknowledgement. A row costs in proportion to its depth."""
+    """Seconds a row of one replica, corrected by every acknowledgement. A row costs in proportion to its
+    depth.
+    """
 
     def __init__(self, guess_s: float | None = None) -> None:
         self.row_s = guess_s if guess_s is not None else FIRST_GUESS_S
@@ -58,11 +67,14 @@ class Rates:
 
 
 class Sizes:
-    """Bytes of a prefix: tokens x depth x bytes a token plus a fixed part; scaled by what replicas have measured."""
+    """Bytes of a prefix: tokens x depth x bytes a token plus a fixed part; scaled by what replicas have
+    measured.
+    """
 
     def __init__(self, descriptor: Mapping[str, Any]) -> None:
         heads = int(descriptor.get("n_kv_heads", 1)) * int(descriptor.get("head_dim", 64))
-        # Keys and values as FP16, one plane a layer and loop; the FP32 states that an upgrade needs come once a token.
+        # Keys and values as FP16, one plane a layer and loop; the FP32 states that an upgrade needs come once
+        # a token.
         self._plane_bytes = 4 * heads * int(descriptor.get("n_layers", 1))
         self._state_bytes = 4 * int(descriptor.get("hidden_size", 0))
         self._scale = 1.0
@@ -72,7 +84,9 @@ class Sizes:
         return int(self._scale * self._formula(tokens, depth)) + 1
 
     def correct(self, tokens: int, depth: int, size_bytes: int) -> None:
-        """Learn from one measured prefix. Rises at once and falls slowly: an estimate too low costs a refusal."""
+        """Learn from one measured prefix. Rises at once and falls slowly: an estimate too low costs a
+        refusal.
+        """
         seen = size_bytes / self._formula(tokens, depth)
         self._scale = seen if seen > self._scale else self._scale + 0.05 * (seen - self._scale)
 

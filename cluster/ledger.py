@@ -1,4 +1,6 @@
-"""What a client has submitted and not got back. Results are keyed by (window, item) and the first one wins. Pure."""
+"""What a client has submitted and not got back. Results are keyed by (window, item) and the first one wins.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ class Ledger:
         return candidates[~entry.done[candidates]]
 
     def accept(self, delivery: Delivery, message: bytes) -> list[Scored | Failed]:
-        """Scores of one command, less what has come back before. Raises WireError for bytes that are no result."""
+        """Scores of one command, less what has come back before. Raises WireError for bytes that are no
+        result.
+        """
         result = decode_result(message)
         collected: list[Scored | Failed] = []
         if delivery.window not in self._open:
@@ -69,7 +73,9 @@ class Ledger:
             if len(self.missing(delivery.window, one)):
                 self._mark(delivery.window, one)
                 collected.append(
-                    Failed(delivery.window, failure.item, failure.error_class, failure.message, delivery.attempts)
+                    Failed(
+                        delivery.window, failure.item, failure.error_class, failure.message, delivery.attempts
+                    )
                 )
         return collected
 

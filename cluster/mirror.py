@@ -1,6 +1,8 @@
-"""What one replica holds, exactly: the router commands every build and drop, so its mirror is not a guess. Pure.
+"""What one replica holds, exactly: the router commands every build and drop, so its mirror is not a guess.
+Pure.
 
-The mirror runs ahead: a command changes it when it is dispatched, and the replica's acknowledgement must then confirm it.
+The mirror runs ahead: a command changes it when it is dispatched, and the replica's acknowledgement must then
+confirm it.
 Invariant: in the order of last use a prefix stands before its parent, so the oldest entry is always a leaf.
 """
 
@@ -25,11 +27,12 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """A prefix to build, as the mirror sees it: whole length in tokens and its own size."""
+    """A prefix to build, as the mirror sees it: its whole length, the tokens after its parent, its own size."""
 
     digest: bytes
     parent: bytes
     length: int
+    own_length: int
     size_bytes: int
 
 
@@ -79,7 +82,8 @@ class Mirror:
         self.total_bytes = self.table = 0
         self.epoch, self.sequence = inventory.epoch, 0
         for held in inventory.entries:
-            self.add(Growth(held.digest, held.parent, held.length, held.size_bytes))
+            own = held.length - self.length_of(held.parent)
+            self.add(Growth(held.digest, held.parent, held.length, own, held.size_bytes))
         self.confirmed = {held.digest: held.size_bytes for held in inventory.entries}
         self.confirmed_bytes = self.total_bytes
         return lost
@@ -103,9 +107,21 @@ class Mirror:
         return entry
 
     def touch(self, digest: bytes) -> None:
-        """Make a prefix and its ancestors the most recently used, leaf first, so that a parent is never older."""
+        """Make a prefix and its ancestors the most recently used, leaf first, so that a parent is never
+        older.
+        """
         for held in self.path(digest):
             self.entries.move_to_end(held)
+
+    def length_of(self, digest: bytes) -> int:
+        """Whole length of a held prefix in tokens; 0 for one that is not held."""
+        entry = self.entries.get(digest)
+        return entry.length if entry is not None else 0
+
+    def own_length(self, digest: bytes) -> int:
+        """Tokens of a held prefix after its parent's."""
+        entry = self.entries[digest]
+        return entry.length - self.length_of(entry.parent)
 
     def path(self, digest: bytes) -> Iterator[bytes]:
         """The prefix and its held ancestors, leaf to root."""
@@ -120,7 +136,9 @@ class Mirror:
         return ((d, e) for d, e in self.entries.items() if not e.children and d not in kept_set)
 
     def confirm(self, ack: Ack, now_s: float) -> tuple[Flight, bool]:
-        """The oldest command was done. Returns it, and whether the replica then held what the mirror says it should."""
+        """The oldest command was done. Returns it, and whether the replica then held what the mirror says it
+        should.
+        """
         flight = self.flights.popleft()
         if self.flights:
             self.flights[0].head_s = now_s
@@ -132,7 +150,9 @@ class Mirror:
             self._measure(digest, size_bytes)
         self.acknowledged += 1
         table = flight.table.to_bytes(DIGEST_BYTES, "little")
-        agrees = ack.sequence == flight.sequence and ack.table == table and ack.total_bytes == self.confirmed_bytes
+        agrees = (
+            ack.sequence == flight.sequence and ack.table == table and ack.total_bytes == self.confirmed_bytes
+        )
         return flight, agrees
 
     def _measure(self, digest: bytes, size_bytes: int) -> None:

@@ -1,80 +1,35 @@
-"""Which replica computes what, when, and what it drops for it: the whole of placement as plain data and plain calls.
+"""Which replica computes what, when, and what it drops for it: the whole of placement as plain data and plain
+calls.
 
-No Ray, no clock of its own, no randomness: a test or a simulation drives it exactly as the router does. Invariant: every
-item of every window is in exactly one of: a segment of a run, the loose segments, the lone items, a flight, finished.
+No Ray, no clock of its own, no randomness: a test or a simulation drives it exactly as the router does.
+Invariant: every
+item of every window is in exactly one of: a segment of a run, the loose segments, the lone items, a flight,
+finished.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
 
 import numpy as np
 
 from ..workers.wire import Ack, Command, Int32Array, Inventory
-from .chunks import Chunk, assemble, regret_rows
-from .costs import PlacementRules, Rates, Sizes, placement_cost
+from .chunks import Chunk, assemble
+from .costs import PlacementRules, Rates, Sizes
 from .mirror import Flight, Mirror
-from .plan import Plan, Segment, plan_window
-from .pool_tree import PoolTree
+from .plan import Segment, plan_window
+from .runs import assign, next_segment
 from .wire import WindowHead
+from .work import Finished, PoolState, Work
 
 
-@dataclass(slots=True)
-class Work:
-    """One replica as placement sees it: its mirror, its measured rate and its run of the plan, first segment first."""
-
-    mirror: Mirror
-    rates: Rates
-    run: deque[Segment] = field(default_factory=deque)
-    resyncing: bool = False
-    refusals_in_row: int = 0
-    busy_s: float = 0.0
-
-
-@dataclass(slots=True)
-class Counters:
-    """Totals since the start. total_rows: rows without any sharing; ideal_rows: each prefix once a window."""
-
-    items: int = 0
-    total_rows: int = 0
-    computed_rows: int = 0
-    ideal_rows: int = 0
-    chunks: int = 0
-    steals: int = 0
-    deaths: int = 0
-    refusals: int = 0
-    mirror_differences: int = 0
-    evictions: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """Items of a window that need nothing more. error_class is empty when they have scores."""
-
-    window: str
-    items: Int32Array
-    error_class: str = ""
-    message: str = ""
-    attempts: int = 1
-
-
-class Placement:
+class Placement(PoolState):
     """The router's mind. Methods are cheap; none waits."""
 
     def __init__(self, rules: PlacementRules, sizes: Sizes) -> None:
-        self.rules, self.sizes = rules, sizes
-        self.tree = PoolTree()
-        self.replicas: dict[int, Work] = {}
-        self.plans: dict[str, Plan] = {}
-        self.counters = Counters()
-        self.unbuildable: set[bytes] = set()
+        super().__init__(rules, sizes)
         self._remaining: dict[str, int] = {}
-        self._loose: deque[Segment] = deque()
-        self._lone: deque[Segment] = deque()
         self._deaths: dict[tuple[str, int], int] = {}
-
-    # Replicas come and go ------------------------------------------------------------------------------------------
 
     def attach(self, slot: int, generation: int, budget_bytes: int, inventory: Inventory) -> None:
         """A replica is ready for work. It starts with nothing to do and takes or steals what there is."""
@@ -87,18 +42,22 @@ class Placement:
             self.tree.hold(digest, entry.parent, entry.length, slot)
 
     def detach(self, slot: int) -> list[Finished]:
-        """A replica is gone. Its work goes to the others; items that were running at too many deaths are given up."""
+        """A replica is gone. Its work goes to the others; items that were running at too many deaths are
+        given up.
+        """
         work = self.replicas.pop(slot)
         self.counters.deaths += 1
         self._forget_holdings(slot, work.mirror)
-        self._loose.extendleft(reversed(work.run))
+        self.loose.extendleft(reversed(work.run))
         flights = list(work.mirror.flights)
         for flight in reversed(flights[1:]):
-            self._put_back(flight, self._loose)
+            self._put_back(flight, self.loose)
         return self._blame(flights[0]) if flights else []
 
     def resync(self, slot: int, inventory: Inventory) -> None:
-        """A replica said what it holds, after a refusal or a difference; what was on its way there is to do again."""
+        """A replica said what it holds, after a refusal or a difference; what was on its way there is to do
+        again.
+        """
         work = self.replicas[slot]
         self._forget_holdings(slot, work.mirror)
         for flight in reversed(work.mirror.reset(inventory)):
@@ -107,10 +66,10 @@ class Placement:
             self.tree.hold(digest, entry.parent, entry.length, slot)
         work.resyncing = False
 
-    # Windows come and go -------------------------------------------------------------------------------------------
-
     def add_window(self, key: str, head: WindowHead) -> None:
-        """Take a window and cut it into a run for each replica. Its items may be a part of a window given before."""
+        """Take a window and cut it into a run for each replica. Its items may be a part of a window given
+        before.
+        """
         plan = self.plans[key] = plan_window(key, head)
         self._remaining[key] = len(plan)
         self.counters.ideal_rows += head.ideal_rows
@@ -118,20 +77,18 @@ class Placement:
             parent = plan.digests[plan.parents[node]] if plan.parents[node] >= 0 else b""
             self.tree.add_use(digest, parent, plan.lengths[node], key, (plan.lows[node], plan.highs[node]))
         if len(plan):
-            self._assign(plan)
+            assign(self, plan)
         else:
             self._end_window(key)
 
     def drop_window(self, key: str) -> None:
         """Forget a window: nobody waits for it. What is on its way will be acknowledged and ignored."""
-        for queue in (self._loose, self._lone, *(work.run for work in self.replicas.values())):
+        for queue in (self.loose, self.lone, *(work.run for work in self.replicas.values())):
             kept = [segment for segment in queue if segment.window != key]
             queue.clear()
             queue.extend(kept)
         if key in self.plans:
             self._end_window(key)
-
-    # Commands go out and come back ---------------------------------------------------------------------------------
 
     def next_command(self, slot: int, now_s: float) -> Command | None:
         """The next command for a replica, or None while it has enough ahead or there is nothing to do."""
@@ -139,7 +96,7 @@ class Placement:
         flights = work.mirror.flights
         if work.resyncing or len(flights) >= self.rules.commands_ahead or (flights and flights[-1].alone):
             return None
-        segment = self._next_segment(slot, work)
+        segment = next_segment(self, work)
         if segment is None:
             return self._lone_command(work, now_s)
         chunk = assemble(self, work, segment)
@@ -149,7 +106,9 @@ class Placement:
         return self._dispatch(work, chunk, now_s)
 
     def acknowledge(self, slot: int, ack: Ack, now_s: float) -> Finished | None:
-        """A command came back. None if it was refused or is of a forgotten window; see `resyncing` and `is_unfit`."""
+        """A command came back. None if it was refused or is of a forgotten window; see `resyncing` and
+        `is_unfit`.
+        """
         work = self.replicas[slot]
         if ack.epoch != work.mirror.epoch or work.resyncing:
             return None
@@ -162,8 +121,7 @@ class Placement:
         work.rates.correct(ack.rows, flight.depth, ack.seconds)
         measured = dict(ack.built)
         for growth in flight.builds:
-            own = growth.length - (self.length_of(growth.parent, work.mirror))
-            self.sizes.correct(max(own, 1), flight.depth, measured.get(growth.digest, growth.size_bytes))
+            self.sizes.correct(growth.own_length, flight.depth, measured.get(growth.digest, growth.size_bytes))
         if not agrees:
             self.counters.mirror_differences += 1
             work.resyncing = True
@@ -185,112 +143,19 @@ class Placement:
                     late.append(slot)
         return late
 
-    def backlog_s(self, work: Work) -> float:
-        """Estimated seconds of everything a replica has ahead of it."""
-        waiting = sum(self._segment_s(work, segment) for segment in work.run)
-        return waiting + sum(flight.estimate_s for flight in work.mirror.flights)
-
-    def loose_segments(self) -> list[Segment]:
-        """Segments that no replica's run has."""
-        return [*self._loose, *self._lone]
-
     @property
     def queued_items(self) -> int:
         """Items not finished."""
         return sum(self._remaining.values())
 
-    # Inside --------------------------------------------------------------------------------------------------------
-
-    def _segment_s(self, work: Work, segment: Segment) -> float:
-        plan = self.plans[segment.window]
-        return work.rates.seconds(plan.rows(segment.begin, segment.end), plan.head.depth)
-
-    def length_of(self, digest: bytes, mirror: Mirror) -> int:
-        """Whole length of a held prefix in tokens; 0 for none."""
-        entry = mirror.entries.get(digest)
-        return entry.length if entry is not None else 0
-
     def _forget_holdings(self, slot: int, mirror: Mirror) -> None:
         for digest in mirror.entries:
             self.tree.release(digest, slot)
 
-    def _assign(self, plan: Plan) -> None:
-        """Cut a window into one run a replica and give each to the replica where the one rule makes it cheapest."""
-        free = dict(self.replicas)
-        if not free:
-            self._loose.append(Segment(plan.key, 0, len(plan)))
-            return
-        begin = 0
-        runs = []
-        enough = max(1, plan.rows(0, len(plan)) // self.rules.chunk_rows)
-        for left in range(min(len(free), enough), 0, -1):
-            end = plan.cut(begin, len(plan), 1.0 / left) if left > 1 else len(plan)
-            if end > begin:
-                runs.append(Segment(plan.key, begin, end))
-            begin = end
-        for run in runs:
-            slot = min(free, key=lambda candidate: (self._cost_of(run, candidate), candidate))
-            free.pop(slot).run.append(run)
-
-    def _cost_of(self, segment: Segment, slot: int) -> float:
-        work, plan = self.replicas[slot], self.plans[segment.window]
-        held = 0
-        for digest, entry in work.mirror.entries.items():
-            low, high = self.tree[digest].uses.get(segment.window, (0, 0))
-            if low < segment.end and high > segment.begin:
-                held += entry.length - self.length_of(entry.parent, work.mirror)
-        miss_rows = max(plan.rows(segment.begin, segment.end) - held, 0)
-        regret = regret_rows(self, work, segment)
-        depth = plan.head.depth
-        return placement_cost(self.backlog_s(work), work.rates.seconds(miss_rows, depth), work.rates.seconds(regret, depth))
-
-    def _next_segment(self, slot: int, work: Work) -> Segment | None:
-        """The head of the replica's run; else a loose segment, the one whose prefixes it holds best; else a theft."""
-        if work.run and not (self._loose and self._is_older(self._loose[0], work.run[0])):
-            return work.run[0]
-        if self._loose:
-            best = min(range(len(self._loose)), key=lambda i: (self._order(self._loose[i]), self._cost_of(self._loose[i], slot)))
-            work.run.appendleft(self._loose[best])
-            del self._loose[best]
-        elif not self._steal(slot, work):
-            return None
-        return work.run[0]
-
-    def _order(self, segment: Segment) -> int:
-        return self.plans[segment.window].head.window
-
-    def _is_older(self, segment: Segment, other: Segment) -> bool:
-        return self._order(segment) < self._order(other)
-
-    def _steal(self, slot: int, work: Work) -> bool:
-        """Take the tail half of the richest run, at a prefix border if possible, when that is worth the path to it."""
-        richest, best_s = None, 0.0
-        for other in self.replicas.values():
-            if other is not work and other.run:
-                rest_s = self._segment_s(other, other.run[-1])
-                if rest_s > best_s:
-                    richest, best_s = other, rest_s
-        if richest is None:
-            return False
-        victim = richest.run[-1]
-        plan = self.plans[victim.window]
-        middle = plan.cut(victim.begin, victim.end, 0.5)
-        gain, price = plan.before[victim.end] - plan.before[middle], 2 * int(plan.shared[middle])
-        if middle == victim.begin and len(richest.run) == 1 and not richest.mirror.flights:
-            return False
-        if middle == victim.end or gain <= price:
-            return False
-        work.run.append(Segment(victim.window, middle, victim.end))
-        victim.end = middle
-        if victim.begin == victim.end:
-            richest.run.pop()
-        self.counters.steals += 1
-        return True
-
     def _lone_command(self, work: Work, now_s: float) -> Command | None:
-        if not self._lone or work.mirror.flights:
+        if not self.lone or work.mirror.flights:
             return None
-        segment = self._lone.popleft()
+        segment = self.lone.popleft()
         plan = self.plans[segment.window]
         rows = int(plan.head.rows[segment.begin])
         empty = np.full(1, -1, dtype=np.int32)
@@ -350,17 +215,22 @@ class Placement:
         if flight is None:
             return
         if ack.refused.startswith(("budget", "out_of_memory")):
-            # Nine tenths of what did not fit: a few steps down to what does, and to no prefix at all if nothing does.
+            # Nine tenths of what did not fit: a few steps down to what does, and to no prefix at all if
+            # nothing does.
             work.mirror.budget_bytes = min(work.mirror.budget_bytes, flight.planned_bytes) * 9 // 10
         elif ack.refused.startswith(("unbuildable", "mismatch")):
             self.unbuildable.update(growth.digest for growth in flight.builds)
 
     def _put_back(self, flight: Flight, queue: deque[Segment]) -> None:
         if flight.window in self.plans:
-            (self._lone if flight.alone else queue).appendleft(Segment(flight.window, flight.begin, flight.end))
+            (self.lone if flight.alone else queue).appendleft(
+                Segment(flight.window, flight.begin, flight.end)
+            )
 
     def _blame(self, flight: Flight) -> list[Finished]:
-        """The command that was running at a death: once is bad luck, twice means alone, alone again means given up."""
+        """The command that was running at a death: once is bad luck, twice means alone, alone again means
+        given up.
+        """
         plan = self.plans.get(flight.window)
         if plan is None:
             return []
@@ -369,13 +239,15 @@ class Placement:
         self._deaths.update(((flight.window, p), count) for p, count in zip(suspects, counts, strict=True))
         if flight.alone:
             item = plan.head.order[flight.begin : flight.end]
-            message = f"the replica died {counts[0]} times while it scored this item, the last time it was alone"
+            message = (
+                f"the replica died {counts[0]} times while it scored this item, the last time it was alone"
+            )
             return [self._finish(flight, item, "replica_lost", message, counts[0])]
         if max(counts) < 2:
-            self._put_back(flight, self._loose)
+            self._put_back(flight, self.loose)
             return []
         for position in suspects:
-            queue = self._lone if self._deaths[flight.window, position] >= 2 else self._loose
+            queue = self.lone if self._deaths[flight.window, position] >= 2 else self.loose
             queue.append(Segment(flight.window, position, position + 1))
         return []
 

@@ -1,4 +1,5 @@
-"""One window as a line of positions in depth-first order: what each costs, and where the line may be cut. Pure.
+"""One window as a line of positions in depth-first order: what each costs, and where the line may be cut.
+Pure.
 
 Costs are in rows here; a replica's measured rate turns them into seconds.
 """
@@ -13,7 +14,8 @@ from numpy.typing import NDArray
 from ..workers.wire import DIGEST_BYTES
 from .wire import WindowHead
 
-# A row computed twice costs a replica's time and the hit rate, a row done later only makes a run longer: weight of the first.
+# A row computed twice costs a replica's time and the hit rate, a row done later only makes a run longer:
+# weight of the first.
 BETA = 2.0
 
 
@@ -30,7 +32,8 @@ class Segment:
 class Plan:
     """A window ready to be cut.
 
-    digests: of each node. lows, highs: positions of its items. own: rows of each position after its deepest node.
+    digests: of each node. lows, highs: positions of its items. own: rows of each position after its deepest
+    node.
     before: int64 [m + 1] rows of everything before a position, each node counted where it is first needed.
     shared: int32 [m + 1] tokens of the deepest node that a cut at a position would split (0 at both ends).
     """
@@ -64,13 +67,16 @@ class Plan:
         return self.paths[node]
 
     def cut(self, begin: int, end: int, share: float) -> int:
-        """Where to cut [begin, end) so that about `share` of its rows come first, at a prefix border if that is cheaper.
+        """Where to cut [begin, end) so that about `share` of its rows come first, at a prefix border if that
+        is cheaper.
 
-        The price of a position is its distance from the aim plus BETA times the rows that both sides would then compute.
+        The price of a position is its distance from the aim plus BETA times the rows that both sides would
+        then compute.
         """
         aim = self.before[begin] + share * (self.before[end] - self.before[begin])
         price = np.abs(self.before[begin : end + 1] - aim) + BETA * self.shared[begin : end + 1]
-        # The ends cut nothing off, so they cost no second computation: shared there is of the neighbours outside.
+        # The ends cut nothing off, so they cost no second computation: shared there is of the neighbours
+        # outside.
         price[0] -= BETA * self.shared[begin]
         price[-1] -= BETA * self.shared[end]
         return begin + int(price.argmin())
@@ -92,7 +98,9 @@ def plan_window(key: str, head: WindowHead) -> Plan:
     borders, outermost = np.unique(lows, return_index=True)
     shared[borders] = node_lengths[parents[outermost]]
     shared[:1] = 0
-    digests = [head.node_digests[i : i + DIGEST_BYTES] for i in range(0, len(head.node_digests), DIGEST_BYTES)]
+    digests = [
+        head.node_digests[i : i + DIGEST_BYTES] for i in range(0, len(head.node_digests), DIGEST_BYTES)
+    ]
     return Plan(
         key=key,
         head=head,

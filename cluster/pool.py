@@ -1,6 +1,8 @@
-"""The pool that a job holds: it starts the router and the replicas, hands windows in and scores out, and leaves nothing behind.
+"""The pool that a job holds: it starts the router and the replicas, hands windows in and scores out, and
+leaves nothing behind.
 
-Invariant: every submitted item comes back exactly once, whatever dies in between; what cannot go on raises PoolError.
+Invariant: every submitted item comes back exactly once, whatever dies in between; what cannot go on raises
+PoolError.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ ROUTER_BACK_S = 60.0
 class ReplicaPool:
     """Replicas of one model on Ray. Not thread-safe: one thread submits and collects. Use `start` and `with`."""
 
-    def __init__(self, config: PoolConfig, supervisor: Supervisor, router: Any, *, owns_session: bool) -> None:
+    def __init__(
+        self, config: PoolConfig, supervisor: Supervisor, router: Any, *, owns_session: bool
+    ) -> None:
         self._config = config
         self._supervisor = supervisor
         self._router = router
@@ -63,7 +67,9 @@ class ReplicaPool:
         settings = ReplicaSettings(
             str(config.model), config.factory, threads, config.prefix_budget_bytes, config.load_options()
         )
-        supervisor = Supervisor(settings, _actor_options(config, threads, cpus), config.replicas, config.crash_limit)
+        supervisor = Supervisor(
+            settings, _actor_options(config, threads, cpus), config.replicas, config.crash_limit
+        )
         router = ray.remote(Router).options(**ROUTER_OPTIONS).remote(config.placement_rules())
         pool = cls(config, supervisor, router, owns_session=owns_session)
         try:
@@ -81,10 +87,14 @@ class ReplicaPool:
         """What the replicas have loaded."""
         facts = self._supervisor.facts
         assert facts is not None
-        return ModelInfo(facts.digest, facts.numerics_id, facts.descriptor, facts.max_seq_len, self._config.replicas)
+        return ModelInfo(
+            facts.digest, facts.numerics_id, facts.descriptor, facts.max_seq_len, self._config.replicas
+        )
 
     def submit(self, window: int, items: Items) -> None:
-        """Hand one window in. Blocks while two windows are in flight. Raises PoolError, and ValueError for a bad window."""
+        """Hand one window in. Blocks while two windows are in flight. Raises PoolError, and ValueError for a
+        bad window.
+        """
         self._check(window, items)
         while self._ledger.windows_in_flight >= WINDOWS_IN_FLIGHT:
             self._receive(LONGEST_POLL_S)
@@ -97,7 +107,9 @@ class ReplicaPool:
             self._recover_router()
 
     def collect(self, timeout_s: float) -> list[Scored | Failed]:
-        """What has finished since the last call; waits up to timeout_s seconds for something. Raises PoolError."""
+        """What has finished since the last call; waits up to timeout_s seconds for something. Raises
+        PoolError.
+        """
         deadline = time.monotonic() + timeout_s
         while not self._collected and self._ledger.windows_in_flight:
             left_s = deadline - time.monotonic()
@@ -136,7 +148,8 @@ class ReplicaPool:
     ) -> None:
         self.close()
 
-    # The router ----------------------------------------------------------------------------------------------------
+    # The router
+    # ----------------------------------------------------------------------------------------------------
 
     def _attach(self, slot: Slot) -> None:
         try:
@@ -155,11 +168,15 @@ class ReplicaPool:
             return True
 
     def _meet_router(self) -> None:
-        """Wait for the router, learn its incarnation and give it every replica. Raises PoolError if it does not come."""
+        """Wait for the router, learn its incarnation and give it every replica. Raises PoolError if it does
+        not come.
+        """
         deadline = time.monotonic() + ROUTER_BACK_S
         while True:
             try:
-                self._incarnation, self._router_pid = check_hello(ray.get(self._router.hello.remote(), timeout=REPLY_S))
+                self._incarnation, self._router_pid = check_hello(
+                    ray.get(self._router.hello.remote(), timeout=REPLY_S)
+                )
                 ray.get([self._attaching(slot) for slot in self._supervisor.up()], timeout=REPLY_S)
             except (ray.exceptions.RayTaskError, ray.exceptions.ActorDiedError) as error:
                 raise PoolError(f"the router cannot be used: {error}") from error
@@ -181,11 +198,17 @@ class ReplicaPool:
         facts = self._supervisor.facts
         assert facts is not None
         rules = CutRules(facts.digest, int(facts.descriptor["vocab_size"]), self._config.build_overhead_rows)
-        head = cut_window(self._ledger.items(window), rules, client=self._client, window=window, chosen=chosen)
+        head = cut_window(
+            self._ledger.items(window), rules, client=self._client, window=window, chosen=chosen
+        )
         call = self._router.submit.remote(self._incarnation, encode_window(head), self._tokens[window])
         try:
             return bool(ray.get(call, timeout=REPLY_S))
-        except (ray.exceptions.ActorUnavailableError, ray.exceptions.ActorDiedError, ray.exceptions.GetTimeoutError):
+        except (
+            ray.exceptions.ActorUnavailableError,
+            ray.exceptions.ActorDiedError,
+            ray.exceptions.GetTimeoutError,
+        ):
             return False
         except ray.exceptions.RayError as error:
             raise PoolError(f"window {window} was not taken: {error}") from error
@@ -252,7 +275,9 @@ class ReplicaPool:
             raise ValueError(f"window {window} was submitted before")
         lengths = np.diff(items.offsets)
         if len(lengths) != len(items) or (len(items) and items.offsets[-1] != len(items.token_ids)):
-            raise ValueError(f"window {window}: offsets cover {len(lengths)} items, n_scored has {len(items)}")
+            raise ValueError(
+                f"window {window}: offsets cover {len(lengths)} items, n_scored has {len(items)}"
+            )
         if len(items) and ((items.n_scored < 1) | (items.n_scored >= lengths)).any():
             raise ValueError(f"window {window}: n_scored must be from 1 to the length of the item less 1")
         if items.depth < 1:

@@ -20,7 +20,9 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStatus:
-    """One slot. state: starting, up, waiting or given up. busy_s: seconds its engine computed. pid: 0 if it never ran."""
+    """One slot. state: starting, up, waiting or given up. busy_s: seconds its engine computed. pid: 0 if it
+    never ran.
+    """
 
     slot: int
     generation: int
@@ -36,7 +38,8 @@ class ReplicaStatus:
 
 @dataclass(frozen=True, slots=True)
 class PoolStatus:
-    """A snapshot. Rows are tokens run through the model: computed by replicas, total without any sharing, and ideal if each
+    """A snapshot. Rows are tokens run through the model: computed by replicas, total without any sharing, and
+    ideal if each
 
     shared prefix of a window were computed once. Totals are since the router started.
     """

@@ -1,4 +1,6 @@
-"""The tree of every prefix that anybody holds or will need: one node a key, a bit a replica that holds it. Pure."""
+"""The tree of every prefix that anybody holds or will need: one node a key, a bit a replica that holds it.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Node:
-    """One prefix. holders: bit r is set while replica slot r holds it. uses: window -> its run [low, high) of positions."""
+    """One prefix. holders: bit r is set while replica slot r holds it. uses: window -> its run [low, high) of
+    positions.
+    """
 
     digest: bytes
     parent: bytes
@@ -18,7 +22,9 @@ class Node:
 
 
 class PoolTree:
-    """Nodes by digest. A node is kept while it has a holder or a use, so the tree never outgrows the work and the pools."""
+    """Nodes by digest. A node is kept while it has a holder or a use, so the tree never outgrows the work and
+    the pools.
+    """
 
     def __init__(self) -> None:
         self._nodes: dict[bytes, Node] = {}
@@ -58,7 +64,9 @@ class PoolTree:
         return bool(self._nodes[digest].holders & ~(1 << slot))
 
     def hits(self, digest: bytes) -> dict[int, int]:
-        """For every replica that holds a prefix on the way to this node: the longest it holds, in tokens. One walk."""
+        """For every replica that holds a prefix on the way to this node: the longest it holds, in tokens. One
+        walk.
+        """
         found: dict[int, int] = {}
         seen = 0
         while digest:

@@ -1,4 +1,6 @@
-"""The end of processes that Ray was told to end: on this host we see to it, so that a pool leaves none behind."""
+"""The end of processes that Ray was told to end: on this host we see to it, so that a pool leaves none
+behind.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,8 @@ def _kill(pid: int) -> None:
 
 
 def _is_worker(pid: int) -> bool:
-    # The command line says that it is Ray's worker: a number may have been given to another process in the meantime.
+    # The command line says that it is Ray's worker: a number may have been given to another process in the
+    # meantime.
     try:
         return b"ray::" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:

@@ -1,6 +1,8 @@
-"""The router actor: a thin, asynchronous shell around placement. It sees keys, lengths and acknowledgements, never a token.
+"""The router actor: a thin, asynchronous shell around placement. It sees keys, lengths and acknowledgements,
+never a token.
 
-It never waits for a choice and never fetches a payload. If it dies, Ray starts it again empty; clients attach their
+It never waits for a choice and never fetches a payload. If it dies, Ray starts it again empty; clients attach
+their
 replicas and submit what is missing again, and each replica's inventory gives the mirror back exactly.
 """
 
@@ -27,12 +29,19 @@ from .wire import Delivery, decode_window, encode_deliveries
 
 HEARTBEAT_S = 0.25
 
-ROUTER_OPTIONS: dict[str, Any] = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": 0, "max_concurrency": 1000}
+ROUTER_OPTIONS: dict[str, Any] = {
+    "num_cpus": 0,
+    "max_restarts": -1,
+    "max_task_retries": 0,
+    "max_concurrency": 1000,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """A command on its way: references to its acknowledgement and to its scores, which only the client fetches."""
+    """A command on its way: references to its acknowledgement and to its scores, which only the client
+    fetches.
+    """
 
     acknowledgement: Any
     result: Any
@@ -78,7 +87,9 @@ class Router:
         return VERSION, self._incarnation, os.getpid()
 
     async def attach(self, slot: int, generation: int, actor: list[Any], status_bytes: bytes) -> None:
-        """Give work to a ready replica. Attaching it twice is harmless. Raises WireError for another wire version."""
+        """Give work to a ready replica. Attaching it twice is harmless. Raises WireError for another wire
+        version.
+        """
         status = decode_status(status_bytes)
         known = self._links.get(slot)
         if known is not None and known.generation >= generation:
@@ -106,7 +117,9 @@ class Router:
         return self._progress.get((slot, generation), False)
 
     async def submit(self, incarnation: str, head_bytes: bytes, tokens: list[Any]) -> bool:
-        """Take a window, or a part of one. False if the client believes in an earlier incarnation of this actor."""
+        """Take a window, or a part of one. False if the client believes in an earlier incarnation of this
+        actor.
+        """
         if incarnation != self._incarnation:
             return False
         head = decode_window(head_bytes)
@@ -118,8 +131,11 @@ class Router:
         self._pump()
         return True
 
-    async def collect(self, incarnation: str, client: str, after: int, timeout_s: float) -> tuple[bytes, list[Any]] | None:
-        """Deliveries numbered above `after`, and one reference a scored one; waits for the first. None: other incarnation.
+    async def collect(
+        self, incarnation: str, client: str, after: int, timeout_s: float
+    ) -> tuple[bytes, list[Any]] | None:
+        """Deliveries numbered above `after`, and one reference a scored one; waits for the first. None: other
+        incarnation.
 
         Raises RuntimeError if this actor itself is broken.
         """
@@ -153,12 +169,18 @@ class Router:
             }
             for slot, work in placement.replicas.items()
         }
-        body = {"counters": asdict(placement.counters), "replicas": replicas, "queued": placement.queued_items}
+        body = {
+            "counters": asdict(placement.counters),
+            "replicas": replicas,
+            "queued": placement.queued_items,
+        }
         packed: bytes = msgpack.packb({**body, "cpu_s": time.process_time()})
         return packed
 
     def _pump(self) -> None:
-        """Send every replica what it has room for. Choosing is synchronous: nothing may change between choice and count."""
+        """Send every replica what it has room for. Choosing is synchronous: nothing may change between choice
+        and count.
+        """
         for slot, link in list(self._links.items()):
             while (command := self._placement.next_command(slot, time.monotonic())) is not None:
                 tokens = self._windows[command.window][2]

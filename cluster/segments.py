@@ -1,6 +1,8 @@
-"""The cut of one window into shared prefixes: sort by token ids, keep a node only where items part and it pays.
+"""The cut of one window into shared prefixes: sort by token ids, keep a node only where items part and it
+pays.
 
-Pure NumPy, no Ray. Invariant: a node serves an item only if the item still computes the row before each id it scores, so a
+Pure NumPy, no Ray. Invariant: a node serves an item only if the item still computes the row before each id it
+scores, so a
 shared prefix never changes which rows are scored.
 """
 
@@ -21,8 +23,10 @@ from .wire import WindowHead
 class CutRules:
     """What decides the cut.
 
-    model_digest: identity of the model, part of every key. vocab_size: an item with an id outside it shares nothing.
-    build_overhead_rows: what building one prefix costs beside its own rows, in rows; a node that saves less is not made.
+    model_digest: identity of the model, part of every key. vocab_size: an item with an id outside it shares
+    nothing.
+    build_overhead_rows: what building one prefix costs beside its own rows, in rows; a node that saves less
+    is not made.
     """
 
     model_digest: str
@@ -41,7 +45,9 @@ class _Trie:
     node_of: Int32Array
 
 
-def cut_window(items: Items, rules: CutRules, *, client: str, window: int, chosen: Int32Array | None = None) -> WindowHead:
+def cut_window(
+    items: Items, rules: CutRules, *, client: str, window: int, chosen: Int32Array | None = None
+) -> WindowHead:
     """The shape of a window: its shared prefixes as nodes and its items in depth-first order.
 
     chosen: int32 indices of the items still wanted; all by default.
@@ -77,7 +83,9 @@ def prefix_digest(token_ids: Int32Array, depth: int, model_digest: str) -> bytes
 
 
 def _usable_lengths(items: Items, vocab_size: int) -> Int32Array:
-    """int32 [n]: longest prefix of each item that others may share; 0 for one with an id outside the vocabulary."""
+    """int32 [n]: longest prefix of each item that others may share; 0 for one with an id outside the
+    vocabulary.
+    """
     lengths = np.diff(items.offsets)
     usable = np.maximum(lengths - items.n_scored - 1, 0)
     bad = np.flatnonzero((items.token_ids < 0) | (items.token_ids >= vocab_size))
@@ -86,7 +94,9 @@ def _usable_lengths(items: Items, vocab_size: int) -> Int32Array:
 
 
 def _prefix_order(items: Items, usable: Int32Array, wanted: Int32Array) -> Int32Array:
-    """The wanted items sorted by their usable prefix (then by the rest): a depth-first walk of the prefix tree."""
+    """The wanted items sorted by their usable prefix (then by the rest): a depth-first walk of the prefix
+    tree.
+    """
     keys = items.token_ids.astype(">u4").tobytes()
     starts = items.offsets[:-1]
     begins, middles, ends = 4 * starts, 4 * (starts + usable), 4 * items.offsets[1:]
@@ -111,7 +121,9 @@ def _shared_lengths(items: Items, usable: Int32Array, order: Int32Array) -> Iter
 
 
 def _trie(shared: Iterable[int], num_items: int) -> _Trie:
-    """Every place where sorted items part, from the lengths that neighbours share (the usual walk with a stack)."""
+    """Every place where sorted items part, from the lengths that neighbours share (the usual walk with a
+    stack).
+    """
     closed: list[tuple[int, int, int]] = []  # (low, length, high)
     open_nodes: list[tuple[int, int]] = []  # (low, length), lengths strictly rising
     for right, length in enumerate([*shared, 0], start=1):
@@ -138,7 +150,8 @@ def _parents(lows: list[int], highs: list[int]) -> list[int]:
 
 
 def _deepest(lows: list[int], highs: list[int], num_items: int) -> Int32Array:
-    # Depth-first order: a later node is deeper than the earlier ones it overlaps, so the last write is the deepest.
+    # Depth-first order: a later node is deeper than the earlier ones it overlaps, so the last write is the
+    # deepest.
     node_of = np.full(num_items, -1, dtype=np.int32)
     for node, (low, high) in enumerate(zip(lows, highs, strict=True)):
         node_of[low:high] = node
@@ -154,7 +167,9 @@ def _rows_computed(trie: _Trie, rows: Int32Array) -> int:
 
 
 def _worth_building(trie: _Trie, overhead_rows: int) -> _Trie:
-    """The nodes whose (uses - 1) x own rows exceed the overhead of one build, measured from the nearest kept ancestor."""
+    """The nodes whose (uses - 1) x own rows exceed the overhead of one build, measured from the nearest kept
+    ancestor.
+    """
     uses = np.zeros(len(trie.lengths) + 1, dtype=np.int64)
     np.add.at(uses, np.array(trie.parents, dtype=np.int64), 1)
     uses[: len(trie.lengths)] += np.bincount(trie.node_of[trie.node_of >= 0], minlength=len(trie.lengths))

@@ -1,4 +1,6 @@
-"""The Ray session of a pool: joined if there is one, else started for this process alone, quiet and at normal priority."""
+"""The Ray session of a pool: joined if there is one, else started for this process alone, quiet and at normal
+priority.
+"""
 
 from __future__ import annotations
 

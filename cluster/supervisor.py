@@ -1,6 +1,8 @@
-"""The replicas of one pool as their owner sees them: started side by side, watched, and replaced under a new generation.
+"""The replicas of one pool as their owner sees them: started side by side, watched, and replaced under a new
+generation.
 
-Invariant: a slot is given up after `crash_limit` deaths in a row without any work done; nothing is retried for ever.
+Invariant: a slot is given up after `crash_limit` deaths in a row without any work done; nothing is retried
+for ever.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ class Slot:
 class Supervisor:
     """Owns the replica actors. `attach` and `detach` tell the router; both may fail while it restarts."""
 
-    def __init__(self, settings: ReplicaSettings, options: dict[str, Any], slots: int, crash_limit: int) -> None:
+    def __init__(
+        self, settings: ReplicaSettings, options: dict[str, Any], slots: int, crash_limit: int
+    ) -> None:
         self._settings = settings
         self._options = options
         self._crash_limit = crash_limit
@@ -66,7 +70,9 @@ class Supervisor:
             self._spawn(slot)
 
     def wait_ready(self, timeout_s: float, *, allow_mixed: bool) -> None:
-        """Wait until every replica has loaded. Raises PoolError with the phase and message of one that did not."""
+        """Wait until every replica has loaded. Raises PoolError with the phase and message of one that did
+        not.
+        """
         self._allow_mixed = allow_mixed
         deadline = time.monotonic() + timeout_s
         for slot in self.slots:
@@ -75,7 +81,9 @@ class Supervisor:
             except ray.exceptions.GetTimeoutError:
                 raise PoolError(self._late(slot, timeout_s)) from None
             except ray.exceptions.RayActorError as death:
-                raise PoolError(f"replica {slot.index} died while it loaded {self._settings.model}: {death}") from None
+                raise PoolError(
+                    f"replica {slot.index} died while it loaded {self._settings.model}: {death}"
+                ) from None
             if trouble := self._welcome(slot, answer):
                 raise PoolError(trouble)
 
@@ -180,7 +188,9 @@ class Supervisor:
             self._attach(slot)
 
     def _lost(self, slot: Slot, trouble: str) -> None:
-        """Plan the next generation: at once if the last one did any work, else later each time, and in the end never."""
+        """Plan the next generation: at once if the last one did any work, else later each time, and in the
+        end never.
+        """
         self.deaths += 1
         progressed = self._detach(slot) if slot.state == "up" else False
         slot.barren = 0 if progressed else slot.barren + 1

@@ -25,9 +25,12 @@ from ..workers.wire import (
 class WindowHead:
     """A window as the router sees it: keys, lengths and shape, never a token.
 
-    Nodes stand in depth-first order. node_digests: 16 bytes a node; node_lengths int32; node_parents int32, -1 for none;
-    node_sources int32 (an item that starts with the node). order int32 [m]: items, depth first; rows int32 [m]: len - 1 of
-    each, node_of int32 [m]: its deepest node or -1, both in that order. ideal_rows: rows if each node is computed once.
+    Nodes stand in depth-first order. node_digests: 16 bytes a node; node_lengths int32; node_parents int32,
+    -1 for none;
+    node_sources int32 (an item that starts with the node). order int32 [m]: items, depth first; rows int32
+    [m]: len - 1 of
+    each, node_of int32 [m]: its deepest node or -1, both in that order. ideal_rows: rows if each node is
+    computed once.
     """
 
     client: str
@@ -45,7 +48,8 @@ class WindowHead:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """Items of one window that are finished. error_class is empty when their scores lie in the result reference.
+    """Items of one window that are finished. error_class is empty when their scores lie in the result
+    reference.
 
     number: grows by one a delivery; a client names the last one it has, and the router forgets up to there.
     """
@@ -62,12 +66,16 @@ def encode_window(head: WindowHead) -> bytes:
     """The shape of a window as bytes."""
     nodes = [array_fields(a) for a in (head.node_lengths, head.node_parents, head.node_sources)]
     items = [array_fields(a) for a in (head.order, head.rows, head.node_of)]
-    return pack("window", [head.client, head.window, head.depth, head.node_digests, *nodes, *items, head.ideal_rows])
+    return pack(
+        "window", [head.client, head.window, head.depth, head.node_digests, *nodes, *items, head.ideal_rows]
+    )
 
 
 def decode_window(message: bytes) -> WindowHead:
     """The shape of a window from bytes. Raises WireError."""
-    client, window, depth, digests, lengths, parents, sources, order, rows, node_of, ideal = unpack("window", message, 11)
+    client, window, depth, digests, lengths, parents, sources, order, rows, node_of, ideal = unpack(
+        "window", message, 11
+    )
     head = WindowHead(
         client=typed(client, str),
         window=counted(window),
@@ -87,11 +95,18 @@ def decode_window(message: bytes) -> WindowHead:
 
 def _check_window(head: WindowHead) -> None:
     num_nodes = len(head.node_lengths)
-    if not len(head.node_digests) / DIGEST_BYTES == len(head.node_parents) == len(head.node_sources) == num_nodes:
+    if (
+        not len(head.node_digests) / DIGEST_BYTES
+        == len(head.node_parents)
+        == len(head.node_sources)
+        == num_nodes
+    ):
         raise WireError(f"a window of {num_nodes} nodes has columns of other lengths")
     if not len(head.order) == len(head.rows) == len(head.node_of):
         raise WireError(f"a window of {len(head.order)} items has columns of other lengths")
-    if num_nodes and any(parent >= node or parent < -1 for node, parent in enumerate(head.node_parents.tolist())):
+    if num_nodes and any(
+        parent >= node or parent < -1 for node, parent in enumerate(head.node_parents.tolist())
+    ):
         raise WireError("a node of a window stands before its parent")
     if len(head.node_of) and not -1 <= head.node_of.min() <= head.node_of.max() < num_nodes:
         raise WireError(f"an item of a window names a node outside 0..{num_nodes - 1}")

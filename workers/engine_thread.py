@@ -1,6 +1,7 @@
 """The one thread that makes, uses and closes a model. Everybody else sends it commands and reads snapshots.
 
-Invariant: every command submitted gets exactly one answer, a refusal included, unless the engine breaks; then every
+Invariant: every command submitted gets exactly one answer, a refusal included, unless the engine breaks; then
+every
 command that waits fails with EngineUnfit and the replica must be replaced.
 """
 
@@ -54,7 +55,9 @@ class _Snapshot:
 
 
 class EngineThread:
-    """Owns one model on one thread. All methods may be called from any thread and none waits for a forward but close."""
+    """Owns one model on one thread. All methods may be called from any thread and none waits for a forward
+    but close.
+    """
 
     def __init__(self, settings: ReplicaSettings, gap_s: float = GAP_S) -> None:
         self._settings = settings
@@ -143,7 +146,9 @@ class EngineThread:
                 self._perform(executor, work)
             executor.close()
             self._finish(State.CLOSED, "")
-        except BaseException as error:  # the thread's end is the only place that learns of an exception nobody expected
+        except (
+            BaseException
+        ) as error:  # the thread's end is the only place that learns of an exception nobody expected
             self._fail(error)
         finally:
             self.ended.set_result(None)
@@ -166,7 +171,9 @@ class EngineThread:
         return executor
 
     def _next_work(self) -> _Ticket | tuple[int, Future[Inventory]] | None:
-        """The next inquiry or command in order; None when drained. Waits on the condition, never on the clock alone."""
+        """The next inquiry or command in order; None when drained. Waits on the condition, never on the clock
+        alone.
+        """
         while True:
             with self._condition:
                 self._beat_s = time.monotonic()

@@ -1,4 +1,6 @@
-"""One command on one model: drop, build, score in one packed call, and isolate the items that cannot be scored."""
+"""One command on one model: drop, build, score in one packed call, and isolate the items that cannot be
+scored.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,8 @@ class Executor:
     def execute(self, command: Command, window: WindowTokens) -> tuple[Ack, Result]:
         """Carry out one command. Returns a refused Ack and no scores if it cannot be, with nothing changed.
 
-        Raises whatever the engine raises that is neither a refusal nor the fault of an item: the replica is then unfit.
+        Raises whatever the engine raises that is neither a refusal nor the fault of an item: the replica is
+        then unfit.
         """
         start, rows_before = time.perf_counter(), self._rows()
         failures: list[ItemFailure] = []
@@ -59,14 +62,18 @@ class Executor:
             self.table.require(command.prefixes, command.drops, wanted)
             built = self.table.change(command.drops, wanted)
         except Refused as refusal:
-            ack = self._ack(command, str(refusal), (), time.perf_counter() - start, self._rows() - rows_before, 0)
+            ack = self._ack(
+                command, str(refusal), (), time.perf_counter() - start, self._rows() - rows_before, 0
+            )
             return ack, _gather([], [])
         pieces = self._pieces(command, window, failures)
         self._score(pieces, command.depth, failures)
         scored = [piece for piece in pieces if piece.logprobs is not None and _finite(piece, failures)]
         sizes = tuple((held.digest, held.size_bytes) for held in built)
         seconds = time.perf_counter() - start
-        return self._ack(command, "", sizes, seconds, self._rows() - rows_before, len(failures)), _gather(scored, failures)
+        return self._ack(command, "", sizes, seconds, self._rows() - rows_before, len(failures)), _gather(
+            scored, failures
+        )
 
     def inventory(self, epoch: int) -> Inventory:
         """Everything held now."""
@@ -86,7 +93,13 @@ class Executor:
         return int(self._model.counters["rows"])
 
     def _ack(
-        self, command: Command, refused: str, built: tuple[tuple[bytes, int], ...], seconds: float, rows: int, failed: int
+        self,
+        command: Command,
+        refused: str,
+        built: tuple[tuple[bytes, int], ...],
+        seconds: float,
+        rows: int,
+        failed: int,
     ) -> Ack:
         table, total = self.table.table_digest(), self.table.total_bytes
         return Ack(command.epoch, command.sequence, refused, built, total, table, rows, seconds, failed)
@@ -101,7 +114,9 @@ class Executor:
     def _wanted(self, build: Build, depth: int, window: WindowTokens) -> Wanted:
         ids = window.ids(build.source)[: build.end]
         if len(ids) < build.end:
-            raise Refused(f"unbuildable: a prefix of {build.end} ids of item {build.source}, which has {len(ids)}")
+            raise Refused(
+                f"unbuildable: a prefix of {build.end} ids of item {build.source}, which has {len(ids)}"
+            )
         # A copy: a view would pin the whole window in the object store for as long as the prefix is held.
         return Wanted(build.digest, build.parent, depth, ids.copy())
 
@@ -126,7 +141,8 @@ class Executor:
         try:
             self._score_packed(pieces, depth)
         except Exception as error:
-            # An unknown exception says that the engine is broken, not the item: it must not be answered as an item's.
+            # An unknown exception says that the engine is broken, not the item: it must not be answered as an
+            # item's.
             kind = item_error_class(error)
             if kind is None:
                 raise
@@ -158,12 +174,16 @@ class Executor:
         for index, piece in enumerate(pieces):
             begin, end = int(scores.offsets[index]), int(scores.offsets[index + 1])
             if end - begin != piece.n_scored:
-                raise RuntimeError(f"engine returned {end - begin} scores for {piece.n_scored} ids of item {piece.item}")
+                raise RuntimeError(
+                    f"engine returned {end - begin} scores for {piece.n_scored} ids of item {piece.item}"
+                )
             piece.logprobs, piece.greedy = scores.logprobs[begin:end], scores.greedy[begin:end]
 
 
 def item_error_class(error: Exception) -> str | None:
-    """The class of errors.jsonl for what the engine says about an item, or None if it says that the engine is broken."""
+    """The class of errors.jsonl for what the engine says about an item, or None if it says that the engine is
+    broken.
+    """
     if is_a(error, "OutOfMemoryError") or isinstance(error, MemoryError):
         return "out_of_memory"
     if is_a(error, "RowBudgetError"):

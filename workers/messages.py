@@ -1,4 +1,6 @@
-"""Encoders and decoders of each message of the wire, side by side, so that a field cannot be written and not read."""
+"""Encoders and decoders of each message of the wire, side by side, so that a field cannot be written and not
+read.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,14 @@ from .wire import (
 def encode_command(command: Command) -> bytes:
     """A command as bytes."""
     builds = [[b.digest, b.parent, b.source, b.begin, b.end] for b in command.builds]
-    fields: list[object] = [command.epoch, command.sequence, command.window, command.depth, list(command.drops), builds]
+    fields: list[object] = [
+        command.epoch,
+        command.sequence,
+        command.window,
+        command.depth,
+        list(command.drops),
+        builds,
+    ]
     fields += [list(command.prefixes), array_fields(command.items), array_fields(command.prefix_of)]
     return pack("command", fields)
 
@@ -52,13 +61,17 @@ def decode_command(message: bytes) -> Command:
     if len(command.items) and (command.items.min() < 0 or command.prefix_of.min() < -1):
         raise WireError("an item or prefix index is negative")
     if len(command.items) and command.prefix_of.max() >= len(command.prefixes):
-        raise WireError(f"prefix index {command.prefix_of.max()} is out of range of {len(command.prefixes)} prefixes")
+        raise WireError(
+            f"prefix index {command.prefix_of.max()} is out of range of {len(command.prefixes)} prefixes"
+        )
     return command
 
 
 def _build_from(value: object) -> Build:
     digest, parent, source, begin, end = record(value, 5)
-    build = Build(digest_from(digest), digest_from(parent, or_empty=True), counted(source), counted(begin), counted(end))
+    build = Build(
+        digest_from(digest), digest_from(parent, or_empty=True), counted(source), counted(begin), counted(end)
+    )
     if build.begin >= build.end:
         raise WireError(f"a build of ids {build.begin} to {build.end} is empty")
     return build
@@ -106,7 +119,9 @@ def decode_result(message: bytes) -> Result:
         logprobs=array_from(logprobs, "<f4"),
         greedy=array_from(greedy, "|b1"),
         offsets=array_from(offsets, "<i8"),
-        failures=tuple(ItemFailure(counted(i), typed(kind, str), typed(text, str)) for i, kind, text in records),
+        failures=tuple(
+            ItemFailure(counted(i), typed(kind, str), typed(text, str)) for i, kind, text in records
+        ),
     )
     if len(result.offsets) != len(result.items) + 1 or result.offsets[0] != 0:
         raise WireError(f"{len(result.offsets)} offsets for {len(result.items)} items")
@@ -126,11 +141,17 @@ def encode_inventory(inventory: Inventory) -> bytes:
 def decode_inventory(message: bytes) -> Inventory:
     """What a replica holds from bytes. Raises WireError."""
     epoch, entries, total_bytes = unpack("inventory", message, 3)
-    return Inventory(counted(epoch), tuple(_held_from(entry) for entry in listed(entries)), counted(total_bytes))
+    return Inventory(
+        counted(epoch), tuple(_held_from(entry) for entry in listed(entries)), counted(total_bytes)
+    )
 
 
 def _held_from(value: object) -> HeldPrefix:
     digest, parent, length, depth, size_bytes = record(value, 5)
     return HeldPrefix(
-        digest_from(digest), digest_from(parent, or_empty=True), counted(length), counted(depth), counted(size_bytes)
+        digest_from(digest),
+        digest_from(parent, or_empty=True),
+        counted(length),
+        counted(depth),
+        counted(size_bytes),
     )

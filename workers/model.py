@@ -66,7 +66,8 @@ class Model(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSettings:
-    """What one replica loads. threads: engine threads. prefix_budget_bytes: most bytes of prefixes it may hold.
+    """What one replica loads. threads: engine threads. prefix_budget_bytes: most bytes of prefixes it may
+    hold.
 
     factory: "module:function" with the signature of tinyloop.native.load_model.
     """
@@ -85,5 +86,7 @@ class ReplicaSettings:
 
 
 def is_a(error: BaseException, name: str) -> bool:
-    """Whether an exception is of the engine's class of that name: by name, since a worker is not tied to one engine."""
+    """Whether an exception is of the engine's class of that name: by name, since a worker is not tied to one
+    engine.
+    """
     return any(base.__name__ == name for base in type(error).__mro__)

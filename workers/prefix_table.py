@@ -1,4 +1,6 @@
-"""The prefixes one replica holds. It builds and drops what it is told, refuses what does not fit, and never evicts."""
+"""The prefixes one replica holds. It builds and drops what it is told, refuses what does not fit, and never
+evicts.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,8 @@ class PrefixTable:
     def change(self, drops: Sequence[bytes], wanted: Sequence[Wanted]) -> list[Held]:
         """Drop, then build, all or nothing. Returns what was built.
 
-        Raises Refused, with the table as before, if a drop or a parent is not held or the result does not fit.
+        Raises Refused, with the table as before, if a drop or a parent is not held or the result does not
+        fit.
         """
         self._check(drops, wanted)
         dropped = [self._remove(digest) for digest in drops]
@@ -67,7 +70,9 @@ class PrefixTable:
         return built
 
     def matching(self, digest: bytes, token_ids: Int32Array) -> Prefix | None:
-        """The handle of a held prefix if the ids really start with it. A mismatch is counted and answers None."""
+        """The handle of a held prefix if the ids really start with it. A mismatch is counted and answers
+        None.
+        """
         held = self._held[digest]
         length = len(held.token_ids)
         if len(token_ids) > length and np.array_equal(held.token_ids, token_ids[:length]):
@@ -124,7 +129,9 @@ class PrefixTable:
         except Exception as error:
             # Only what leaves the engine as it was may be a refusal; the rest makes the replica unfit.
             if is_a(error, "OutOfMemoryError") or isinstance(error, MemoryError):
-                raise Refused(f"out_of_memory: a prefix of {len(wanted.token_ids)} tokens: {error}") from error
+                raise Refused(
+                    f"out_of_memory: a prefix of {len(wanted.token_ids)} tokens: {error}"
+                ) from error
             if is_a(error, "InvalidInputError") or is_a(error, "RowBudgetError"):
                 raise Refused(f"unbuildable: a prefix of {len(wanted.token_ids)} tokens: {error}") from error
             raise
@@ -139,7 +146,9 @@ class PrefixTable:
         return held
 
     def _restore(self, dropped: list[Held], built: list[Held]) -> None:
-        """Undo a half-done change. What was dropped fitted before, so building it again cannot fail for lack of memory."""
+        """Undo a half-done change. What was dropped fitted before, so building it again cannot fail for lack
+        of memory.
+        """
         for held in reversed(built):
             self._remove(held.digest)
         for held in sorted(dropped, key=lambda held: len(held.token_ids)):

@@ -1,4 +1,6 @@
-"""The Ray actor around one engine thread: glue only. It answers health while a forward runs and never fails to start."""
+"""The Ray actor around one engine thread: glue only. It answers health while a forward runs and never fails
+to start.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,14 @@ WINDOWS_KEPT = 3
 
 
 class Replica:
-    """One process, one model. `run` and `inventory` go to the engine thread; the control group reads snapshots."""
+    """One process, one model. `run` and `inventory` go to the engine thread; the control group reads
+    snapshots.
+    """
 
     def __init__(self, settings: ReplicaSettings, hide_gpus: bool) -> None:
         if hide_gpus:
-            # Ray no longer hides the GPUs of an actor that asked for none; the engine opens the driver only later.
+            # Ray no longer hides the GPUs of an actor that asked for none; the engine opens the driver only
+            # later.
             os.environ["CUDA_VISIBLE_DEVICES"] = ""
         self._windows: OrderedDict[str, WindowTokens] = OrderedDict()
         self._engine = EngineThread(settings)
@@ -32,7 +37,8 @@ class Replica:
     async def run(self, command_bytes: bytes, window: list[Any]) -> tuple[bytes, bytes]:
         """Carry out one command. window: one reference in a list, so that Ray does not fetch it on the way.
 
-        Returns an Ack and a Result. Raises EngineUnfit if the engine broke: the replica must then be replaced.
+        Returns an Ack and a Result. Raises EngineUnfit if the engine broke: the replica must then be
+        replaced.
         """
         command = decode_command(command_bytes)
         tokens = await self._window(command.window, window)
@@ -63,7 +69,8 @@ class Replica:
         """Finish what waits, close the model, then end this process."""
         self._engine.drain()
         await asyncio.shield(asyncio.wrap_future(self._engine.ended))
-        # After the answer has left. An actor that exits through Ray would run its hooks for longer than a pool waits.
+        # After the answer has left. An actor that exits through Ray would run its hooks for longer than a
+        # pool waits.
         threading.Timer(0.05, os._exit, args=(0,)).start()
 
     async def _window(self, name: str, reference: list[Any]) -> WindowTokens:

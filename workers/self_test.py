@@ -1,4 +1,6 @@
-"""What a replica proves before it takes work: it scores every id, its packed call equals its plain one, and its bits are known."""
+"""What a replica proves before it takes work: it scores every id, its packed call equals its plain one, and
+its bits are known.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ class SelfTestError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class SelfTest:
-    """digest: of the bits of the log-probabilities, equal on replicas that compute alike. total: their sum, in nats."""
+    """digest: of the bits of the log-probabilities, equal on replicas that compute alike. total: their sum,
+    in nats.
+    """
 
     digest: str
     total: float
@@ -27,14 +31,19 @@ class SelfTest:
 def self_test(model: Model) -> SelfTest:
     """Score a fixed text in three ways. Raises SelfTestError if a count, a sum or a bit differs.
 
-    A prefix hit must give the same bits as a miss, and a packed call the same bits as a plain one: everything the pool
+    A prefix hit must give the same bits as a miss, and a packed call the same bits as a plain one: everything
+    the pool
     promises about retries and placement rests on it.
     """
     length = min(LENGTH, model.max_seq_len)
-    ids = (np.arange(1, length + 1, dtype=np.int64) * 7919 % int(model.descriptor["vocab_size"])).astype(np.int32)
+    ids = (np.arange(1, length + 1, dtype=np.int64) * 7919 % int(model.descriptor["vocab_size"])).astype(
+        np.int32
+    )
     direct = np.asarray(model.score_tokens(ids))
     if len(direct) != length - 1 or not np.isfinite(direct).all():
-        raise SelfTestError(f"scoring {length} ids gave {len(direct)} values, expected {length - 1} finite ones: {direct}")
+        raise SelfTestError(
+            f"scoring {length} ids gave {len(direct)} values, expected {length - 1} finite ones: {direct}"
+        )
     half = length // 2
     with_prefix = _packed(model, ids, half)
     for name, values in with_prefix.items():
@@ -46,7 +55,9 @@ def self_test(model: Model) -> SelfTest:
     return SelfTest(blake2b(direct.astype("<f4").tobytes(), digest_size=8).hexdigest(), total)
 
 
-def _packed(model: Model, ids: np.ndarray[tuple[int, ...], np.dtype[np.int32]], half: int) -> dict[str, np.ndarray[tuple[int, ...], np.dtype[np.float32]]]:
+def _packed(
+    model: Model, ids: np.ndarray[tuple[int, ...], np.dtype[np.int32]], half: int
+) -> dict[str, np.ndarray[tuple[int, ...], np.dtype[np.float32]]]:
     prefix = model.prefix(ids[:half])
     try:
         packed = np.concatenate([ids, ids[half:]])

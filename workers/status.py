@@ -33,7 +33,8 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """A snapshot. phase and message: what failed, if unfit. step_age_s: how long the running command has run, 0 if none.
+    """A snapshot. phase and message: what failed, if unfit. step_age_s: how long the running command has run,
+    0 if none.
 
     beat_age_s: seconds since the engine thread last passed through its loop.
     """
@@ -66,7 +67,9 @@ def decode_status(message: bytes) -> Status:
     """A status from bytes. Raises WireError."""
     *values, facts = unpack("status", message, len(fields(Status)))
     kinds = {"str": str, "int": int, "float": float}
-    checked = [typed(value, kinds[str(entry.type)]) for value, entry in zip(values, fields(Status)[:-1], strict=True)]
+    checked = [
+        typed(value, kinds[str(entry.type)]) for value, entry in zip(values, fields(Status)[:-1], strict=True)
+    ]
     return Status(*checked, facts=None if facts is None else _facts_from(facts))
 
 

@@ -1,6 +1,8 @@
-"""What a router and a replica say to each other: msgpack behind one version byte. Bytes are data and are never unpickled.
+"""What a router and a replica say to each other: msgpack behind one version byte. Bytes are data and are
+never unpickled.
 
-Arrays travel as (dtype, bytes). Every decoder checks each field's type and raises WireError for anything else, so hostile or
+Arrays travel as (dtype, bytes). Every decoder checks each field's type and raises WireError for anything
+else, so hostile or
 torn bytes can be refused but never obeyed.
 """
 
@@ -29,7 +31,9 @@ class WireError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """One prefix to build: ids [begin, end) of item `source` after the prefix `parent` (empty: from the start)."""
+    """One prefix to build: ids [begin, end) of item `source` after the prefix `parent` (empty: from the
+    start).
+    """
 
     digest: bytes
     parent: bytes
@@ -60,7 +64,8 @@ class Command:
 class Ack:
     """What became of one command. A refused one changed nothing.
 
-    table: exclusive or of the digests held after the command. rows: rows the engine computed. seconds: engine time.
+    table: exclusive or of the digests held after the command. rows: rows the engine computed. seconds: engine
+    time.
     """
 
     epoch: int
@@ -85,7 +90,9 @@ class ItemFailure:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Scores of one command; the layout is that of Scored: offsets int64 [m + 1] into logprobs f32 and greedy bool."""
+    """Scores of one command; the layout is that of Scored: offsets int64 [m + 1] into logprobs f32 and greedy
+    bool.
+    """
 
     items: Int32Array
     logprobs: NDArray[np.float32]
@@ -138,7 +145,9 @@ def unpack(kind: str, message: bytes, num_fields: int) -> list[Any]:
 def check_version(theirs: int) -> None:
     """Raises WireError naming both versions when the peer speaks another one."""
     if theirs != VERSION:
-        raise WireError(f"peer speaks wire version {theirs}, this process speaks {VERSION}: install one version everywhere")
+        raise WireError(
+            f"peer speaks wire version {theirs}, this process speaks {VERSION}: install one version everywhere"
+        )
 
 
 def array_fields(array: NDArray[Any]) -> list[object]:
@@ -193,5 +202,9 @@ def record(value: object, num_fields: int) -> list[Any]:
 
 
 def _shape(value: object) -> str:
-    text = repr(value) if not isinstance(value, bytes | list | dict) else f"{type(value).__name__} of {len(value)}"
+    text = (
+        repr(value)
+        if not isinstance(value, bytes | list | dict)
+        else f"{type(value).__name__} of {len(value)}"
+    )
     return text[:80]

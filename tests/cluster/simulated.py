@@ -1,4 +1,6 @@
-"""Replicas without a model or a process: a prefix table that obeys commands, driven by placement exactly as the router does."""
+"""Replicas without a model or a process: a prefix table that obeys commands, driven by placement exactly as
+the router does.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,6 @@ from random import Random
 from typing import Any
 
 import numpy as np
-
 from tinyloop.cluster.costs import PlacementRules, Sizes
 from tinyloop.cluster.items import Items
 from tinyloop.cluster.placement import Finished, Placement
@@ -29,7 +30,9 @@ class TableModel:
     used_bytes: int = 0
 
     def prefix(self, token_ids: Any, depth: int = 1, parent: Any = None) -> TablePrefix:
-        made = TablePrefix(self, len(token_ids) + (parent.length if parent else 0), len(token_ids) * depth * BYTES_PER_TOKEN)
+        made = TablePrefix(
+            self, len(token_ids) + (parent.length if parent else 0), len(token_ids) * depth * BYTES_PER_TOKEN
+        )
         if self.used_bytes + made.bytes > self.memory_bytes:
             raise MemoryError("simulated")
         self.used_bytes += made.bytes
@@ -84,7 +87,10 @@ class SimulatedReplica:
         if refused:
             return self._ack(command, refused[0][1], (), 0, 0.0)
         assert self.inbox.take() is command
-        wanted = [Wanted(b.digest, b.parent, command.depth, ids_of(items, b.source)[: b.end]) for b in command.builds]
+        wanted = [
+            Wanted(b.digest, b.parent, command.depth, ids_of(items, b.source)[: b.end])
+            for b in command.builds
+        ]
         try:
             self.table.require(command.prefixes, command.drops, wanted)
             built = self.table.change(command.drops, wanted)
@@ -139,7 +145,9 @@ class Simulation:
         self.finished += self.placement.detach(slot)
 
     def step(self) -> bool:
-        """Dispatch what can be, then let the replica that ends first answer. False when nothing is left to do."""
+        """Dispatch what can be, then let the replica that ends first answer. False when nothing is left to
+        do.
+        """
         for slot, replica in self.replicas.items():
             while (command := self.placement.next_command(slot, self.now_s)) is not None:
                 replica.waiting.append((command, self.now_s))
@@ -169,7 +177,9 @@ def ids_of(items: Items, index: int) -> np.ndarray[Any, np.dtype[np.int32]]:
     return items.token_ids[items.offsets[index] : items.offsets[index + 1]]
 
 
-def shared_prefix_items(groups: int, each: int, shared: int, own: int, seed: int = 0, depth: int = 1) -> Items:
+def shared_prefix_items(
+    groups: int, each: int, shared: int, own: int, seed: int = 0, depth: int = 1
+) -> Items:
     """Groups of prompts, shuffled: `shared` common ids, then `own` ids of which the last half is scored."""
     random = np.random.default_rng(seed)
     prefixes = random.integers(1, 1000, (groups, shared), dtype=np.int32)

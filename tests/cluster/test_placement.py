@@ -1,4 +1,6 @@
-"""Placement against simulated replicas: nothing is lost or doubled, the mirror is exact, shared prefixes are computed once."""
+"""Placement against simulated replicas: nothing is lost or doubled, the mirror is exact, shared prefixes are
+computed once.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,6 @@ from random import Random
 import numpy as np
 import pytest
 from simulated import SimulatedReplica, Simulation, ragged_items, shared_prefix_items
-
 from tinyloop.cluster.costs import PlacementRules
 
 
@@ -132,7 +133,9 @@ def random_window(random: Random, alphabet: int = 3) -> object:
     rows, scored = [], []
     for _ in range(count):
         stem = random.choice(stems)
-        row = stem[: random.randrange(1, len(stem) + 1)] + [random.randrange(1, 9) for _ in range(random.randrange(2, 8))]
+        row = stem[: random.randrange(1, len(stem) + 1)] + [
+            random.randrange(1, 9) for _ in range(random.randrange(2, 8))
+        ]
         rows.append(np.array(row))
         scored.append(random.randrange(1, len(row)))
     return ragged_items(rows, scored, depth=random.randrange(1, 3))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from tinyloop.cluster.items import Items
 from tinyloop.cluster.segments import CutRules, cut_window, prefix_digest
 from tinyloop.cluster.wire import WindowHead, decode_window, encode_window
@@ -66,9 +65,13 @@ def test_ideal_rows_count_each_usable_prefix_once(rows: list[tuple[list[int], in
     items = items_of(rows)
     head = cut_window(items, RULES, client="c", window=0)
     once = {tuple(ids[:k]) for ids, scored in rows for k in range(1, max(len(ids) - scored - 1, 0) + 1)}
-    shared = {p for p in once if sum(tuple(ids[: len(p)]) == p and len(p) < len(ids) - s for ids, s in rows) > 1}
+    shared = {
+        p for p in once if sum(tuple(ids[: len(p)]) == p and len(p) < len(ids) - s for ids, s in rows) > 1
+    }
     rows_after = sum(
-        len(ids) - 1 - max((len(p) for p in shared if tuple(ids[: len(p)]) == p and len(p) < len(ids) - s), default=0)
+        len(ids)
+        - 1
+        - max((len(p) for p in shared if tuple(ids[: len(p)]) == p and len(p) < len(ids) - s), default=0)
         for ids, s in rows
     )
     assert head.ideal_rows == len(shared) + rows_after

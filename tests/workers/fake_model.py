@@ -1,8 +1,11 @@
-"""A model for tests with the native face: each log-probability is a pure function of all ids up to it, the depth and nothing
+"""A model for tests with the native face: each log-probability is a pure function of all ids up to it, the
+depth and nothing
 else, so any mix-up of prefixes, items or depths changes numbers.
 
-The model file is JSON: {"vocab": 1000, "bytes_per_token": 100, "memory_bytes": 10**9, "row_seconds": 0.0, "exit_on": id,
-"nan_on": id, "oom_on": id, "break_on": id, "stop_on": id, "marker": path, "fail_load": text, "numerics": "fake"}.
+The model file is JSON: {"vocab": 1000, "bytes_per_token": 100, "memory_bytes": 10**9, "row_seconds": 0.0,
+"exit_on": id,
+"nan_on": id, "oom_on": id, "break_on": id, "stop_on": id, "marker": path, "fail_load": text, "numerics":
+"fake"}.
 exit_on ends the process; stop_on freezes it, once for each marker file.
 """
 
@@ -71,13 +74,25 @@ class FakeModel:
 
     def __init__(self, path: str) -> None:
         text = Path(path).read_text()
-        defaults = {"vocab": 1000, "bytes_per_token": 100, "memory_bytes": 10**9, "row_seconds": 0.0, "numerics": "fake"}
+        defaults = {
+            "vocab": 1000,
+            "bytes_per_token": 100,
+            "memory_bytes": 10**9,
+            "row_seconds": 0.0,
+            "numerics": "fake",
+        }
         self.config: dict[str, Any] = {**defaults, **json.loads(text)}
         if "fail_load" in self.config:
             raise LoadError(self.config["fail_load"])
         self.digest = sha256(text.encode()).hexdigest()
         self.numerics_id = str(self.config["numerics"])
-        self.descriptor = {"vocab_size": self.config["vocab"], "loops": 2, "n_layers": 1, "n_kv_heads": 1, "head_dim": 8}
+        self.descriptor = {
+            "vocab_size": self.config["vocab"],
+            "loops": 2,
+            "n_layers": 1,
+            "n_kv_heads": 1,
+            "head_dim": 8,
+        }
         self.descriptor["hidden_size"] = 4
         self.counters = {"rows": 0, "head_rows": 0, "passes": 0}
         self.used_bytes = 0
@@ -88,7 +103,9 @@ class FakeModel:
     def vram_usage_bytes(self) -> int:
         return 1000 + self.used_bytes
 
-    def score_tokens(self, token_ids: NDArray[np.int32], depth: int | None = None, prompt_len: int = 0) -> Any:
+    def score_tokens(
+        self, token_ids: NDArray[np.int32], depth: int | None = None, prompt_len: int = 0
+    ) -> Any:
         self._enter(token_ids)
         self.counters["rows"] += len(token_ids) - 1
         return expected_logprobs(token_ids, depth or 2)
@@ -121,13 +138,17 @@ class FakeModel:
         ends = np.cumsum([0, *(len(part) for part in parts)], dtype=np.int64)
         return FakeScores(joined, joined > np.float32(-1), ends)
 
-    def prefix(self, token_ids: NDArray[np.int32], depth: int | None = None, parent: FakePrefix | None = None) -> FakePrefix:
+    def prefix(
+        self, token_ids: NDArray[np.int32], depth: int | None = None, parent: FakePrefix | None = None
+    ) -> FakePrefix:
         self._enter(token_ids)
         ids = np.concatenate([parent.ids, token_ids]) if parent else token_ids
         made = FakePrefix(self, ids.copy(), depth or 2, len(token_ids))
         if self.used_bytes + made.bytes > self.config["memory_bytes"]:
             made.closed = True
-            raise OutOfMemoryError(f"asked {made.bytes}, used {self.used_bytes} of {self.config['memory_bytes']}")
+            raise OutOfMemoryError(
+                f"asked {made.bytes}, used {self.used_bytes} of {self.config['memory_bytes']}"
+            )
         self.used_bytes += made.bytes
         self.counters["rows"] += len(token_ids)
         return made

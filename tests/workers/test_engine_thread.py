@@ -1,4 +1,6 @@
-"""One engine thread on the fake model: every command is answered once, in order, and a refusal changes nothing."""
+"""One engine thread on the fake model: every command is answered once, in order, and a refusal changes
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_model import expected_logprobs
-
 from tinyloop.workers.engine_thread import EngineThread, EngineUnfit
 from tinyloop.workers.executor import WindowTokens
 from tinyloop.workers.model import ReplicaSettings
@@ -75,7 +76,9 @@ def test_scores_are_those_of_the_whole_ids_with_and_without_a_prefix(start: Star
     assert ack.refused == ""
     assert ack.rows == 3 + 2 + 2
     assert result.logprobs.tobytes() == plain.logprobs[:2].tobytes()
-    expected = [expected_logprobs(np.array(row, dtype=np.int32), 2)[-n:] for row, n in zip(ITEMS, SCORED, strict=True)]
+    expected = [
+        expected_logprobs(np.array(row, dtype=np.int32), 2)[-n:] for row, n in zip(ITEMS, SCORED, strict=True)
+    ]
     assert plain.logprobs.tobytes() == np.concatenate(expected).tobytes()
     assert plain.offsets.tolist() == [0, 1, 2, 4, 6]
 
@@ -134,11 +137,16 @@ def test_a_bad_token_fails_its_item_alone(start: Start) -> None:
     rows = [[1, 2, 3], [1, 5000, 3], [1, -1, 3], [4, 5, 6]]
     ack, result = thread.submit(command(0, [0, 1, 2, 3]), window(rows, [1, 1, 1, 1])).result(10)
     assert result.items.tolist() == [0, 3]
-    assert [(f.item, f.error_class) for f in result.failures] == [(1, "token_out_of_range"), (2, "token_out_of_range")]
+    assert [(f.item, f.error_class) for f in result.failures] == [
+        (1, "token_out_of_range"),
+        (2, "token_out_of_range"),
+    ]
     assert ack.failed == 2
 
 
-@pytest.mark.parametrize(("config", "kind"), [({"oom_on": 12}, "out_of_memory"), ({"nan_on": 12}, "non_finite")])
+@pytest.mark.parametrize(
+    ("config", "kind"), [({"oom_on": 12}, "out_of_memory"), ({"nan_on": 12}, "non_finite")]
+)
 def test_an_item_the_engine_cannot_score_fails_alone(start: Start, config: dict[str, int], kind: str) -> None:
     _, result = start(**config).submit(command(0, [0, 1, 2, 3]), window()).result(10)
     assert result.items.tolist() == [0, 1, 2]
