@@ -85,6 +85,11 @@ class JobFolder:
         """Say whose folder this is, before anything else is written."""
         self._write_json(self.work / "fingerprint.json", fingerprint)
 
+    def forget_summary(self) -> None:
+        """Remove an earlier run's summary: its state would be taken for this one's."""
+        with disk_errors(self.output):
+            (self.output / "summary.json").unlink(missing_ok=True)
+
     def write_output(self, name: str, content: dict[str, Any]) -> None:
         """Write one of the JSON output files, by rename."""
         self._write_json(self.output / name, content)

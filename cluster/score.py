@@ -95,6 +95,7 @@ def _run(
         if old is not None:
             refuse_differences(old, current)
         folder.write_fingerprint(current)
+        folder.forget_summary()
         progress = Progress(
             total_rows(settings, files),
             display,

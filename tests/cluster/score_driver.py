@@ -1,8 +1,8 @@
 """Runs a score job over the fake pool, in this process or as a program that tests can kill.
 
-As a program: score_driver.py JSON, where JSON holds ScoreSettings as text, kill_at_write (end this process
-with SIGKILL at the n-th
-write to the folder) and file_size_limit in bytes.
+As a program it takes one argument, JSON with the fields of ScoreSettings and: seed of the pool; kill_at_write
+(end this process with SIGKILL at its n-th write); kill_at_collect; signal_at_collect [n, signal];
+file_size_limit in bytes; everywhere (kill a job at each of its writes in turn).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tinyloop.cluster.encoding import Encoder, EncodingPolicy
-from tinyloop.cluster.errors import JobError
+from tinyloop.cluster.errors import ExitCode, JobError
 from tinyloop.cluster.job import Backend
 from tinyloop.cluster.progress import PoolFigures, Snapshot
 from tinyloop.cluster.score import ModelChoice, run_score
@@ -91,8 +91,8 @@ def kill_at_write(n: int) -> None:
     sys.addaudithook(hook)
 
 
-def main() -> int:
-    arguments = json.loads(sys.argv[1])
+def run(arguments: dict[str, Any]) -> int:
+    """One job as the arguments say. Returns its exit code."""
     seed = arguments.pop("seed", 0)
     kill_at = arguments.pop("kill_at_write", None)
     kill_collect = arguments.pop("kill_at_collect", None)
@@ -117,6 +117,36 @@ def main() -> int:
         print(error, file=sys.stderr)
         return int(error.exit_code)
     return int(summary["exit_code"])
+
+
+def run_in_child(arguments: dict[str, Any]) -> int:
+    """run in a forked process: what os.waitstatus_to_exitcode gives."""
+    child = os.fork()
+    if child == 0:
+        os._exit(run(dict(arguments)))
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def kill_everywhere(arguments: dict[str, Any]) -> list[str]:
+    """Kill a job at its first write, another at its second, and so on; resume each. Returns the folders."""
+    folders: list[str] = []
+    while True:
+        output = f"{arguments['output']}-{len(folders) + 1}"
+        job = arguments | {"output": output}
+        code = run_in_child(job | {"kill_at_write": len(folders) + 1})
+        if code != -signal.SIGKILL:
+            return folders
+        if run_in_child(job) != ExitCode.ROW_ERRORS:
+            raise RuntimeError(f"{output} could not be resumed")
+        folders.append(output)
+
+
+def main() -> int:
+    arguments = json.loads(sys.argv[1])
+    if arguments.pop("everywhere", False):
+        print(json.dumps(kill_everywhere(arguments)))
+        return 0
+    return run(arguments)
 
 
 if __name__ == "__main__":
