@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,16 +32,27 @@ def question(i: int) -> dict[str, object]:
     return {"id": str(i), "context": context, "choices": [" ship", " desk", f" {i}"], "gold": i % 3}
 
 
-def start(rows: Path, output: Path) -> subprocess.Popen[bytes]:
+RUN = "from tinyloop.cluster.cli import main; main()"
+# The same, but the process kills itself as soon as the first scored rows are in the journal.
+RUN_AND_DIE = f"""
+import os, signal
+from tinyloop.cluster.journal import Journal
+append = Journal.append
+def append_and_die(self, lines):
+    append(self, lines)
+    os.kill(os.getpid(), signal.SIGKILL)
+Journal.append = append_and_die
+{RUN}
+"""
+
+
+def drive(code: str, rows: Path, output: Path) -> int:
+    """Run the command line in a process of its own. Returns what Popen says of its end."""
     options = ["-i", str(rows), "-o", str(output), "--depth", str(DEPTH), "--resume"]
-    command = [sys.executable, "-c", "from tinyloop.cluster.cli import main; main()", "score", *options]
     # A file and not a pipe: processes of Ray inherit it, and a pipe would end only with the last of them.
     with output.with_suffix(".log").open("ab") as log:
-        return subprocess.Popen(command, stdout=log, stderr=log)
-
-
-def journalled_bytes(output: Path) -> int:
-    return sum(path.stat().st_size for path in output.glob("journal/*.journal"))
+        command = [sys.executable, "-c", code, "score", *options]
+        return subprocess.run(command, stdout=log, stderr=log, timeout=DEADLINE_S, check=False).returncode
 
 
 def in_this_process(rows: Path, output: Path) -> None:
@@ -65,15 +75,9 @@ def test_a_job_on_ray_killed_and_resumed_writes_the_bytes_of_one_in_a_single_pro
     rows.write_text("".join(json.dumps(question(i)) + "\n" for i in range(NUM_ROWS)))
     in_this_process(rows, tmp_path / "expected")
 
-    killed = start(rows, tmp_path / "out")
-    deadline = time.monotonic() + DEADLINE_S
-    while not journalled_bytes(tmp_path / "out") and killed.poll() is None:
-        assert time.monotonic() < deadline, "nothing was journalled in time"
-    killed.kill()
-    assert killed.wait() == -signal.SIGKILL, "the job ended before it could be killed"
-
-    resumed = start(rows, tmp_path / "out")
-    assert resumed.wait(timeout=DEADLINE_S) == 0, (tmp_path / "out.log").read_text()
+    log = tmp_path / "out.log"
+    assert drive(RUN_AND_DIE, rows, tmp_path / "out") == -signal.SIGKILL, log.read_text()
+    assert not (tmp_path / "out" / "results.jsonl").exists()
+    assert drive(RUN, rows, tmp_path / "out") == 0, log.read_text()
     assert outputs(tmp_path / "out") == outputs(tmp_path / "expected")
-    summary = json.loads((tmp_path / "out" / "summary.json").read_bytes())
-    assert 0 < summary["rows_resumed"] < NUM_ROWS
+    assert json.loads((tmp_path / "out" / "summary.json").read_bytes())["rows_resumed"] > 0
