@@ -84,7 +84,7 @@ def choose_model(settings: ScoreSettings, request: PoolRequest) -> ChosenModel:
         "max_seq_len": max_seq_len,
         "kv": request.kv,
     }
-    choice = ModelChoice(identity, policy, _about(path, header))
+    choice = ModelChoice(identity, policy, _about(path, header, request))
     return ChosenModel(path, depth, max_seq_len, Encoder(tokenizer, policy), choice, warnings)
 
 
@@ -105,10 +105,11 @@ def _max_seq_len(asked: int | None, max_positions: int) -> int:
     return asked or min(DEFAULT_MAX_SEQ_LEN, max_positions)
 
 
-def _about(path: Path, header: Header) -> dict[str, Any]:
+def _about(path: Path, header: Header, request: PoolRequest) -> dict[str, Any]:
     return {
         "command": sys.argv,
         "model": {"file": str(path), **header.metadata},
+        "pool": {"replicas": request.replicas or 1, "threads": request.threads, "kv": request.kv},
         "versions": {name: version(name) for name in VERSIONS_OF} | {"python": platform.python_version()},
     }
 
@@ -132,8 +133,7 @@ def open_pool(chosen: ChosenModel, request: PoolRequest) -> Iterator[Backend]:
         info = pool.info
         if (info.digest, info.max_seq_len) != (chosen.choice.identity["digest"], chosen.max_seq_len):
             raise InfrastructureError(
-                f"replicas hold model {info.digest[:12]} with a window of {info.max_seq_len}, the job was "
-                "planned for "
+                f"replicas hold model {info.digest[:12]} with a window of {info.max_seq_len}, the job is for "
                 f"{chosen.choice.identity['digest'][:12]} with {chosen.max_seq_len}: was the file replaced?"
             )
         yield Backend(

@@ -28,6 +28,8 @@ from tinyloop.cluster.progress import (
 )
 from tinyloop.cluster.score import ModelChoice
 from tinyloop.cluster.settings import ErrorBudget, ScoreSettings, UsageError, parse_window
+from tinyloop.native.format import read_header
+from tinyloop.native.models import default_model_path
 
 from .fake_pool import FakePool
 from .score_driver import MAX_ROWS, make_encoder
@@ -265,3 +267,21 @@ def test_a_plain_line_is_printed_every_half_minute(capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(("seconds", "text"), [(None, "-"), (5, "0:05"), (65.4, "1:05"), (3_661, "1:01:01")])
 def test_clock_reads_as_minutes_and_hours(seconds: float | None, text: str) -> None:
     assert clock(seconds) == text
+
+
+def test_inspect_describes_the_model_that_ships(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "inspect") == 0
+    printed = capsys.readouterr().out
+    assert read_header(default_model_path()).digest in printed
+
+
+@pytest.mark.parametrize("command", [["inspect", "rows.jsonl"], ["convert", "no-such-folder", "new.tloop"]])
+def test_what_is_no_model_is_refused_by_name(
+    command: list[str], rows: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(rows.parent)
+    assert run(monkeypatch, *command) == 2
+    assert command[1] in capsys.readouterr().err
+    assert not (rows.parent / "new.tloop").exists()
