@@ -13,8 +13,11 @@ from typing import Annotated, Literal
 
 import typer
 
+from . import options
 from .encoding import POLICIES
 from .errors import EXIT_CODE_MEANINGS, ExitCode, JobError, UsageError
+from .rolling import RollingPolicy
+from .settings import ErrorBudget, PoolRequest, ScoreSettings, parse_window
 
 app = typer.Typer(
     add_completion=False,
@@ -43,7 +46,7 @@ def _show_version(wanted: bool) -> None:
 
 
 @app.callback()
-def options(
+def common(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
     ] = False,
@@ -53,72 +56,36 @@ def options(
 
 @app.command(epilog=SCORE_EPILOG)
 def score(
-    input: Annotated[list[str], typer.Option("-i", "--input", help="JSONL file or glob; repeatable.")],
-    output: Annotated[Path, typer.Option("-o", "--output", help="Folder of the results.")],
-    model: Annotated[Path | None, typer.Option(help="Model file; default: the one that ships here.")] = None,
-    replicas: Annotated[
-        int | None, typer.Option(min=1, help="Processes that hold the model; default: one.")
-    ] = None,
-    depth: Annotated[
-        int | None, typer.Option(min=1, help="Loops to run; default: what the model was made for.")
-    ] = None,
-    limit: Annotated[int | None, typer.Option(min=0, help="Score the first N rows alone.")] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on where a job in the folder stopped.")
-    ] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a job in the folder.")] = False,
-    max_errors: Annotated[
-        str | None, typer.Option(help="Stop with exit code 4 beyond 20, 0.01 or 1% row errors.")
-    ] = None,
-    fail_fast: Annotated[bool, typer.Option("--fail-fast", help="Stop at the first row error.")] = False,
-    max_seq_len: Annotated[
-        int | None, typer.Option(min=2, help="Window in tokens; default: 2048 or the model's limit.")
-    ] = None,
-    kv: Annotated[Literal["fp16"], typer.Option(help="How keys and values are stored.")] = "fp16",
-    window: Annotated[str, typer.Option(help="Rows that are sorted together, or 'all'.")] = "65536",
-    work_dir: Annotated[
-        Path | None, typer.Option(help="Folder of journal and parts; default: the output folder.")
-    ] = None,
-    pmi: Annotated[bool, typer.Option("--pmi", help="Score choices after the empty context too.")] = False,
-    logprobs: Annotated[
-        bool, typer.Option("--logprobs", help="Write every token's log-probability.")
-    ] = False,
-    threads: Annotated[
-        int | None, typer.Option(min=1, help="CPU threads a replica; default: its share of the cores.")
-    ] = None,
-    add_bos: Annotated[bool | None, typer.Option(help="Default: as the model's tokenizer does.")] = None,
-    prefix_token: Annotated[
-        int | None, typer.Option(min=0, help="Token id that an empty context is conditioned on.")
-    ] = None,
-    target_delimiter: Annotated[str, typer.Option(help="Put before every continuation and choice.")] = "",
-    empty_continuation: Annotated[
-        Literal["error", "zero"], typer.Option(help="A row error, or log-probability 0.")
-    ] = "error",
-    invalid_unicode: Annotated[
-        Literal["error", "replace"], typer.Option(help="What a lone surrogate does.")
-    ] = "error",
-    stride: Annotated[
-        int | None, typer.Option(min=1, help="Text rows: tokens scored in each further window; default: all.")
-    ] = None,
-    bos_every_window: Annotated[
-        bool, typer.Option("--bos-every-window", help="Text rows: begin every window with the prefix token.")
-    ] = False,
+    input: options.Input,
+    output: options.Output,
+    model: options.ModelFile = None,
+    replicas: options.Replicas = None,
+    depth: options.Depth = None,
+    limit: options.Limit = None,
+    resume: options.Resume = False,
+    overwrite: options.Overwrite = False,
+    max_errors: options.MaxErrors = None,
+    fail_fast: options.FailFast = False,
+    max_seq_len: options.MaxSeqLen = None,
+    kv: options.Kv = "fp16",
+    window: options.Window = "65536",
+    work_dir: options.WorkDir = None,
+    pmi: options.Pmi = False,
+    logprobs: options.Logprobs = False,
+    threads: options.Threads = None,
+    add_bos: options.AddBos = None,
+    prefix_token: options.PrefixToken = None,
+    target_delimiter: options.TargetDelimiter = "",
+    empty_continuation: options.EmptyContinuation = "error",
+    invalid_unicode: options.InvalidUnicode = "error",
+    stride: options.Stride = None,
+    bos_every_window: options.BosEveryWindow = False,
 ) -> None:
     """Log-likelihood, multiple choice and rolling perplexity of JSONL rows.
 
-    A row is one of: context + continuation; context + choices (+ gold); context_ids + continuation_ids;
-    text. An
-    optional prefix is put before context, an id or custom_id names the row, other fields are carried through.
+    A row is one of: context + continuation; context + choices (+ gold); context_ids + continuation_ids; text.
+    An optional prefix is put before context, id or custom_id names the row, other fields are carried through.
     """
-    # Set before tokenizers starts its threads: it otherwise warns when Ray starts processes.
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-    from .closing import closing_lines
-    from .pool_backend import PoolRequest, choose_model, open_pool
-    from .progress import display_for
-    from .rolling import RollingPolicy
-    from .score import run_score
-    from .settings import ErrorBudget, ScoreSettings, parse_window
-
     settings = ScoreSettings(
         inputs=tuple(input),
         output=output,
@@ -138,14 +105,26 @@ def score(
         token_logprobs=logprobs,
         rolling=RollingPolicy(stride, bos_every_window),
     )
-    request = PoolRequest(model=model, replicas=replicas, max_seq_len=max_seq_len, kv=kv, threads=threads)
+    request = PoolRequest(model, replicas, max_seq_len, kv, threads)
+    raise typer.Exit(_score_on_pool(settings, request))
+
+
+def _score_on_pool(settings: ScoreSettings, request: PoolRequest) -> int:
+    """Run the job on a pool of its own and print what it came to. Returns the exit code."""
+    # Set before tokenizers starts its threads: it otherwise warns when Ray starts processes.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    from .closing import closing_lines
+    from .pool_backend import choose_model, open_pool
+    from .progress import display_for
+    from .score import run_score
+
     chosen = choose_model(settings, request)
     for warning in chosen.warnings:
         typer.echo(f"warning: {warning}", err=True)
     summary = run_score(settings, chosen.choice, lambda: open_pool(chosen, request), display_for())
-    for line in closing_lines(summary, output):
+    for line in closing_lines(summary, settings.output):
         typer.echo(line)
-    raise typer.Exit(summary["exit_code"])
+    return int(summary["exit_code"])
 
 
 @app.command()

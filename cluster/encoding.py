@@ -1,8 +1,7 @@
 """Text to token ids: one encoder for every task, with every policy named.
 
 Invariant: the ids handed on are exactly the ids that are scored; what was moved, merged or cut is flagged
-on the row.
-Nothing here knows of rows, files or pools.
+on the row. Nothing here knows of rows, files or pools.
 """
 
 from __future__ import annotations
@@ -84,8 +83,7 @@ class EncodingPolicy:
         if not candidates or not 0 <= candidates[0] < vocab_size:
             raise UsageError(
                 f"no token to condition an empty context on: found {candidates[:1]} for a vocabulary of "
-                f"{vocab_size}: "
-                "give --prefix-token ID"
+                f"{vocab_size}: give --prefix-token ID"
             )
         return cls(
             vocab_size=vocab_size,
@@ -233,9 +231,8 @@ class Encoder:
         if len(continuation) > limit:
             raise RowError(
                 "continuation_too_long",
-                f"continuation has {len(continuation)} tokens, the window takes {limit}: score it as a "
-                "text row, "
-                "which is cut into windows, or raise --max-seq-len",
+                f"continuation has {len(continuation)} tokens, the window takes {limit}: score it as a text "
+                "row, which is cut into windows, or raise --max-seq-len",
             )
         n_truncated = max(0, len(context) + len(continuation) - (limit + 1))
         ids = self._checked(context[n_truncated:] + continuation)
@@ -267,8 +264,6 @@ class Encoder:
         if full not in (bare, [self.policy.bos_id, *bare]):
             raise UsageError(
                 f"the tokenizer turns {probe!r} into {full}, without special tokens into {bare}; only one "
-                "BOS "
-                f"({self.policy.bos_id}) in front is understood: remove its template's other tokens (EOS "
-                "breaks the "
-                "split between context and continuation)"
+                f"BOS ({self.policy.bos_id}) in front is understood: remove its template's other tokens "
+                "(EOS breaks the split between context and continuation)"
             )

@@ -30,8 +30,7 @@ EXIT_CODE_MEANINGS: dict[ExitCode, str] = {
 }
 
 # Classes of errors.jsonl and whose fault they are. A row's own fault is the same on every run and is never
-# retried; ours
-# has already been retried by the pool when it gets here.
+# retried; ours has already been retried by the pool when it gets here.
 ROW_FAULTS = frozenset(
     {
         "invalid_json",

@@ -51,6 +51,6 @@ def refuse_differences(old: Fingerprint, new: Fingerprint) -> None:
     if keys:
         shown = "; ".join(f"{key} was {old.get(key)!r}, is {new.get(key)!r}" for key in keys)
         raise UsageError(
-            f"cannot resume: the job in this folder had other settings: {shown}: use the same settings, "
-            "or --overwrite"
+            f"cannot resume: the job in this folder had other settings: {shown}: use the same settings, or "
+            "--overwrite"
         )

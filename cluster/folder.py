@@ -131,8 +131,8 @@ class JobFolder:
             if found:
                 raise UsageError(
                     f"output folder {str(folder)!r} is not empty, it has {', '.join(found[:4])}: use "
-                    "--resume to go on "
-                    "with the job in it, --overwrite to replace it, or name another folder"
+                    "--resume to go on with the job in it, --overwrite to replace it, or name another "
+                    "folder"
                 )
 
     def _clear(self) -> None:

@@ -1,8 +1,7 @@
 """JSONL files to rows, strictly and in order.
 
 Invariant: every line that is not blank becomes exactly one Row or RowFailure, numbered from 0 over all
-inputs. Lines end at
-line feed bytes only.
+inputs. Lines end at line feed bytes only.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 reconciles.
 
 Invariant: each input row becomes one line, in input order, of results.jsonl or errors.jsonl, whatever was
-killed and however
-often. Lines depend on the row, the model and the settings alone.
+killed and however often. Lines depend on the row, the model and the settings alone.
 """
 
 from __future__ import annotations
@@ -104,8 +103,7 @@ class ScoreJob:
         if tally.ids != self._reader.ids:
             raise InfrastructureError(
                 f"reconciliation failed: {self._reader.ids.count} rows were read, {tally.results} results "
-                "and "
-                f"{sum(tally.failures.values())} errors were written, or their ids differ: start again "
+                f"and {sum(tally.failures.values())} errors were written, or their ids differ: start again "
                 "with --overwrite"
             )
         return tally
@@ -180,6 +178,5 @@ class ScoreJob:
         if self._progress.errors > allowed:
             raise ErrorBudgetExceeded(
                 f"{self._progress.errors} rows failed, {allowed} are allowed: repair the input and use "
-                "--overwrite, or "
-                "run again with --resume and a larger --max-errors"
+                "--overwrite, or run again with --resume and a larger --max-errors"
             )

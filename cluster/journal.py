@@ -1,8 +1,7 @@
 """Append-only record of finished rows that are not in a committed part yet.
 
 A record is: u32 length, u32 crc32, then msgpack [[row number, line], ...]. What a kill tore off the end is
-ignored; nothing is
-ever appended after a torn record, since every process writes to files of its own.
+ignored; nothing is ever appended after a torn record, since every process writes to files of its own.
 """
 
 from __future__ import annotations

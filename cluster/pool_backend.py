@@ -22,7 +22,7 @@ from .items import Failed, Items, Scored, ScoringPool
 from .job import Backend
 from .progress import PoolFigures
 from .score import ModelChoice
-from .settings import ScoreSettings
+from .settings import PoolRequest, ScoreSettings
 
 if TYPE_CHECKING:
     from .pool import ReplicaPool
@@ -30,17 +30,6 @@ if TYPE_CHECKING:
 
 DEFAULT_MAX_SEQ_LEN = 2048
 VERSIONS_OF = ("tinyloop-pool", "numpy", "ray", "tokenizers")
-
-
-@dataclass(frozen=True, slots=True)
-class PoolRequest:
-    """What the command line says of the pool. None: the default."""
-
-    model: Path | None = None
-    replicas: int | None = None
-    max_seq_len: int | None = None
-    kv: str = "fp16"
-    threads: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

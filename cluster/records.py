@@ -1,8 +1,7 @@
 """Results and failures as lines of JSON.
 
 ASCII with escapes, no NaN, no infinity, no clock and no rate: a line depends on the row and its scores
-alone, so that two
-runs of one job are the same bytes.
+alone, so that two runs of one job are the same bytes.
 """
 
 from __future__ import annotations

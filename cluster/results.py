@@ -74,8 +74,7 @@ class Parts:
         if begin != self.end or end <= begin:
             raise InfrastructureError(
                 f"part {str(path)!r} does not follow row {self.end}: the folder was changed by something "
-                "else: "
-                "start again with --overwrite"
+                "else: start again with --overwrite"
             )
         num_lines = 0
         with path.open("rb") as file:

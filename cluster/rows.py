@@ -1,8 +1,7 @@
 """One JSON object to one typed row, or to the reason why not.
 
 A row is one of: context + continuation; context + choices (+ gold); context_ids + continuation_ids; text.
-All other fields
-are carried through untouched.
+All other fields are carried through untouched.
 """
 
 from __future__ import annotations
@@ -237,8 +236,7 @@ def _checked_text(name: str, value: str) -> str:
         raise RowError(
             "invalid_unicode",
             f"{name} has the lone surrogate U+{ord(value[error.start]):04X} at character {error.start}: "
-            "repair it or "
-            "use --invalid-unicode replace",
+            "repair it or use --invalid-unicode replace",
         ) from None
     return value
 

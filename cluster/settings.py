@@ -94,6 +94,17 @@ class ScoreSettings:
         return {"limit": self.limit, "replace_surrogates": self.replace_surrogates}
 
 
+@dataclass(frozen=True, slots=True)
+class PoolRequest:
+    """What the command line says of the pool. None: the default."""
+
+    model: Path | None = None
+    replicas: int | None = None
+    max_seq_len: int | None = None
+    kv: str = "fp16"
+    threads: int | None = None
+
+
 def parse_window(text: str) -> int | None:
     """Read --window: a number of rows, or None for 'all'. Raises: UsageError for anything else."""
     if text == "all":

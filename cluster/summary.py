@@ -59,9 +59,12 @@ class GroupTally:
     def add(self, result: dict[str, Any]) -> None:
         """Count one line of results.jsonl."""
         self.rows += 1
-        {"continuation": self._add_continuation, "choices": self._add_choices, "text": self._add_text}[
-            result["task"]
-        ](result)
+        if result["task"] == "continuation":
+            self._add_continuation(result)
+        elif result["task"] == "choices":
+            self._add_choices(result)
+        else:
+            self._add_text(result)
 
     def report(self, task: str) -> dict[str, Any]:
         """Figures of one task, those that it has."""

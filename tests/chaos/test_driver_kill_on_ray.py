@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 from tinyloop.cluster.job import Backend
-from tinyloop.cluster.pool_backend import PoolRequest, choose_model
+from tinyloop.cluster.pool_backend import choose_model
 from tinyloop.cluster.progress import PoolFigures
 from tinyloop.cluster.score import run_score
-from tinyloop.cluster.settings import ScoreSettings
+from tinyloop.cluster.settings import PoolRequest, ScoreSettings
 from tinyloop.native import load_model
 
 from ..cluster.model_pool import ModelPool

@@ -16,7 +16,7 @@ from tinyloop.cluster import cli, pool_backend
 from tinyloop.cluster.encoding import POLICIES
 from tinyloop.cluster.errors import EXIT_CODE_MEANINGS
 from tinyloop.cluster.job import Backend
-from tinyloop.cluster.pool_backend import ChosenModel, PoolRequest
+from tinyloop.cluster.pool_backend import ChosenModel
 from tinyloop.cluster.progress import (
     LINE_INTERVAL_S,
     LineDisplay,
@@ -27,7 +27,7 @@ from tinyloop.cluster.progress import (
     describe,
 )
 from tinyloop.cluster.score import ModelChoice
-from tinyloop.cluster.settings import ErrorBudget, ScoreSettings, UsageError, parse_window
+from tinyloop.cluster.settings import ErrorBudget, PoolRequest, ScoreSettings, UsageError, parse_window
 from tinyloop.native.format import read_header
 from tinyloop.native.models import default_model_path
 

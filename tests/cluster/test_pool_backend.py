@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from tinyloop.cluster.errors import ExitCode, InfrastructureError, UsageError
-from tinyloop.cluster.pool_backend import JobPool, PoolRequest, choose_model
-from tinyloop.cluster.settings import ScoreSettings
+from tinyloop.cluster.pool_backend import JobPool, choose_model
+from tinyloop.cluster.settings import PoolRequest, ScoreSettings
 from tinyloop.native.format import read_header
 from tinyloop.native.models import default_model_path
 
