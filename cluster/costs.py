@@ -32,6 +32,7 @@ class PlacementRules:
     hang_floor_s: float = 5.0
     hang_factor: float = 5.0
     first_ack_s: float = 60.0
+    answering_factor: float = 12.0
     refusal_limit: int = 20
 
 

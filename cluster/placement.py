@@ -10,6 +10,7 @@ finished.
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 
 import numpy as np
 
@@ -116,17 +117,19 @@ class Placement(PoolState):
             self._refused(work, ack)
             return None
         flight, agrees = work.mirror.confirm(ack, now_s)
-        work.refusals_in_row = 0
+        work.refusals_in_row, work.spared = 0, False
         work.busy_s += ack.seconds
         work.rates.correct(ack.rows, flight.depth, ack.seconds)
         measured = dict(ack.built)
         for growth in flight.builds:
-            self.sizes.correct(growth.own_length, flight.depth, measured.get(growth.digest, growth.size_bytes))
+            self.sizes.correct(
+                growth.own_length, flight.depth, measured.get(growth.digest, growth.size_bytes)
+            )
         if not agrees:
             self.counters.mirror_differences += 1
             work.resyncing = True
         self.counters.computed_rows += ack.rows
-        return self._finish_flight(flight)
+        return self._finish_flight(flight, ack.rows)
 
     def is_unfit(self, slot: int) -> bool:
         """Whether a replica refuses everything it is asked, so that it must be replaced."""
@@ -139,9 +142,19 @@ class Placement(PoolState):
             if work.mirror.flights:
                 flight, rules = work.mirror.flights[0], self.rules
                 floor_s = rules.hang_floor_s if work.mirror.acknowledged else rules.first_ack_s
-                if now_s - flight.head_s > max(floor_s, rules.hang_factor * flight.estimate_s):
+                limit_s = max(floor_s, rules.hang_factor * flight.estimate_s)
+                if now_s - flight.head_s > limit_s * (rules.answering_factor if work.spared else 1.0):
                     late.append(slot)
         return late
+
+    def spare(self, slot: int) -> bool:
+        """A late replica still answers: give its command more time. False if it has had that already.
+
+        An estimate can be far off on a machine that others use too, and to kill a slow replica makes it slower.
+        """
+        work = self.replicas[slot]
+        first, work.spared = not work.spared, True
+        return first
 
     @property
     def queued_items(self) -> int:
@@ -251,12 +264,13 @@ class Placement(PoolState):
             queue.append(Segment(flight.window, position, position + 1))
         return []
 
-    def _finish_flight(self, flight: Flight) -> Finished | None:
+    def _finish_flight(self, flight: Flight, rows: int) -> Finished | None:
         plan = self.plans.get(flight.window)
         if plan is None:
             return None
         self.counters.total_rows += int(plan.head.rows[flight.begin : flight.end].sum())
-        return self._finish(flight, plan.head.order[flight.begin : flight.end], "", "", 1)
+        finished = self._finish(flight, plan.head.order[flight.begin : flight.end], "", "", 1)
+        return replace(finished, rows=rows)
 
     def _finish(self, flight: Flight, items: Int32Array, kind: str, message: str, attempts: int) -> Finished:
         self.counters.items += len(items)

@@ -103,7 +103,7 @@ class ReplicaPool:
             return
         # Put by this process, so that the ids outlive the router and every replica.
         self._tokens[window] = [ray.put((items.token_ids, items.offsets, items.n_scored))]
-        if not self._send(window, np.arange(len(items), dtype=np.int32)):
+        if not self._send(window, np.arange(len(items), dtype=np.int32), first=True):
             self._recover_router()
 
     def collect(self, timeout_s: float) -> list[Scored | Failed]:
@@ -126,7 +126,7 @@ class ReplicaPool:
         """A snapshot of the pool. Raises PoolError if the router cannot be reached."""
         answer = self._ask(lambda: self._router.status.remote())
         body: Mapping[str, Any] = msgpack.unpackb(answer)
-        return pool_status(self._supervisor.slots, self._supervisor.deaths, body)
+        return pool_status(self._supervisor.slots, self._supervisor.deaths, self._ledger, body)
 
     def close(self) -> None:
         """End every process of the pool, and the Ray session if this pool started it. Harmless if repeated."""
@@ -161,11 +161,13 @@ class ReplicaPool:
     def _attaching(self, slot: Slot) -> Any:
         return self._router.attach.remote(slot.index, slot.generation, [slot.actor], slot.status_bytes)
 
-    def _detach(self, slot: Slot) -> bool:
+    def _detach(self, slot: Slot) -> tuple[bool, str]:
+        call = self._router.detach.remote(slot.index, slot.generation)
         try:
-            return bool(ray.get(self._router.detach.remote(slot.index, slot.generation), timeout=REPLY_S))
+            progressed, reason = ray.get(call, timeout=REPLY_S)
         except (ray.exceptions.RayError, TimeoutError):
-            return True
+            return True, ""
+        return progressed, reason
 
     def _meet_router(self) -> None:
         """Wait for the router, learn its incarnation and give it every replica. Raises PoolError if it does
@@ -194,13 +196,14 @@ class ReplicaPool:
         for window in self._ledger.open_windows():
             self._send(window, self._ledger.missing(window))
 
-    def _send(self, window: int, chosen: Int32Array) -> bool:
+    def _send(self, window: int, chosen: Int32Array, *, first: bool = False) -> bool:
         facts = self._supervisor.facts
         assert facts is not None
         rules = CutRules(facts.digest, int(facts.descriptor["vocab_size"]), self._config.build_overhead_rows)
         head = cut_window(
             self._ledger.items(window), rules, client=self._client, window=window, chosen=chosen
         )
+        self._ledger.ideal_rows += head.ideal_rows if first else 0
         call = self._router.submit.remote(self._incarnation, encode_window(head), self._tokens[window])
         try:
             return bool(ray.get(call, timeout=REPLY_S))

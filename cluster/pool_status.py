@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from .ledger import Ledger
+
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
@@ -38,10 +40,11 @@ class ReplicaStatus:
 
 @dataclass(frozen=True, slots=True)
 class PoolStatus:
-    """A snapshot. Rows are tokens run through the model: computed by replicas, total without any sharing, and
-    ideal if each
+    """A snapshot.
 
-    shared prefix of a window were computed once. Totals are since the router started.
+    tokens_computed: tokens run through the model for what this client has; tokens_total: what they would be without
+    sharing; tokens_ideal: with each shared prefix of a window computed once. Counters from queued_items on that are not
+    tokens or deaths start anew with the router.
     """
 
     replicas: tuple[ReplicaStatus, ...]
@@ -86,17 +89,19 @@ class SlotView(Protocol):
     trouble: str
 
 
-def pool_status(slots: Sequence[SlotView], deaths: int, body: Mapping[str, Any]) -> PoolStatus:
-    """Join what the owner of the replicas knows with what the router counted."""
+def pool_status(
+    slots: Sequence[SlotView], deaths: int, ledger: Ledger, body: Mapping[str, Any]
+) -> PoolStatus:
+    """Join what the owner of the replicas, the client and the router know."""
     counters = body["counters"]
     replicas = tuple(_replica(slot, body["replicas"].get(str(slot.index), {})) for slot in slots)
     return PoolStatus(
         replicas=replicas,
         queued_items=body["queued"],
         finished_items=counters["items"],
-        tokens_computed=counters["computed_rows"],
-        tokens_total=counters["total_rows"],
-        tokens_ideal=counters["ideal_rows"],
+        tokens_computed=ledger.computed_rows,
+        tokens_total=ledger.total_rows,
+        tokens_ideal=ledger.ideal_rows,
         prefixes=sum(replica.prefixes for replica in replicas),
         prefix_bytes=sum(replica.prefix_bytes for replica in replicas),
         deaths=deaths,

@@ -28,6 +28,7 @@ from .placement import Finished, Placement
 from .wire import Delivery, decode_window, encode_deliveries
 
 HEARTBEAT_S = 0.25
+PROBE_S = 2.0
 
 ROUTER_OPTIONS: dict[str, Any] = {
     "num_cpus": 0,
@@ -56,6 +57,7 @@ class _Link:
     actor: Any
     sent: asyncio.Queue[_Sent] = field(default_factory=asyncio.Queue)
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    probing: bool = False
 
 
 @dataclass(slots=True)
@@ -75,7 +77,7 @@ class Router:
         self._incarnation = uuid4().hex
         self._placement = Placement(rules, Sizes({}))
         self._links: dict[int, _Link] = {}
-        self._progress: dict[tuple[int, int], bool] = {}
+        self._endings: dict[int, tuple[int, bool, str]] = {}
         self._clients: dict[str, _Client] = {}
         self._windows: dict[str, tuple[str, int, list[Any]]] = {}
         self._submissions = 0
@@ -95,7 +97,7 @@ class Router:
         if known is not None and known.generation >= generation:
             return
         if known is not None:
-            self._lose(known)
+            self._lose(known, "another generation came")
         link = _Link(slot, generation, actor[0])
         inventory = decode_inventory(await link.actor.inventory.remote())
         if slot in self._links:
@@ -109,12 +111,13 @@ class Router:
             self._ticker = self._start(self._tick())
         self._pump()
 
-    async def detach(self, slot: int, generation: int) -> bool:
-        """A replica is gone. Returns whether it got anything done while it was here."""
+    async def detach(self, slot: int, generation: int) -> tuple[bool, str]:
+        """A replica is gone. Returns whether it got anything done while it was here, and why it was given up."""
         link = self._links.get(slot)
         if link is not None and link.generation == generation:
-            self._lose(link)
-        return self._progress.get((slot, generation), False)
+            self._lose(link, "")
+        ended, progressed, reason = self._endings.get(slot, (0, False, ""))
+        return (progressed, reason) if ended == generation else (False, "")
 
     async def submit(self, incarnation: str, head_bytes: bytes, tokens: list[Any]) -> bool:
         """Take a window, or a part of one. False if the client believes in an earlier incarnation of this
@@ -198,12 +201,12 @@ class Router:
                     self._deliver(finished, sent.result)
                 if self._placement.replicas[link.slot].resyncing and ack.epoch == self._epoch(link):
                     self._placement.resync(link.slot, decode_inventory(await link.actor.inventory.remote()))
-            except ray.exceptions.RayError:
+            except ray.exceptions.RayError as error:
                 # Dead, unreachable or unfit: whichever it is, nothing it may still do will be believed.
-                self._lose(link)
+                self._lose(link, _reason(error))
                 return
             if self._placement.is_unfit(link.slot):
-                self._lose(link)
+                self._lose(link, f"it refused everything, the last time with: {ack.refused}")
                 return
             self._pump()
 
@@ -214,17 +217,31 @@ class Router:
         """The fastest sign of a death: the failure of a call that never returns."""
         try:
             await link.actor.until_death.remote()
-        except ray.exceptions.RayError:
-            self._lose(link)
+        except ray.exceptions.RayError as error:
+            self._lose(link, _reason(error))
 
     async def _tick(self) -> None:
         """Replicas that hang give no sign at all; only a deadline finds them."""
         while True:
             await asyncio.sleep(HEARTBEAT_S)
             for slot in self._placement.overdue(time.monotonic()):
-                self._lose(self._links[slot])
+                link = self._links[slot]
+                if not link.probing:
+                    link.probing = True
+                    link.tasks.append(self._start(self._probe(link)))
 
-    def _lose(self, link: _Link) -> None:
+    async def _probe(self, link: _Link) -> None:
+        """Ask a late replica for a sign of life: one that answers is slow and is given time, once; else it is lost."""
+        try:
+            await asyncio.wait_for(link.actor.health.remote(), PROBE_S)
+        except (TimeoutError, ray.exceptions.RayError):
+            self._lose(link, "a command took far longer than it should, and the process does not answer")
+            return
+        link.probing = False
+        if link.slot in self._placement.overdue(time.monotonic()) and not self._placement.spare(link.slot):
+            self._lose(link, "a command took far longer than it should, though the process answers")
+
+    def _lose(self, link: _Link, reason: str) -> None:
         """Give a replica up: end it for certain, and give its work to the others."""
         if self._links.get(link.slot) is not link:
             return
@@ -232,7 +249,7 @@ class Router:
         ray.kill(link.actor)
         acknowledged = self._placement.replicas[link.slot].mirror.acknowledged
         given_up = self._placement.detach(link.slot)
-        self._progress[link.slot, link.generation] = bool(acknowledged or given_up)
+        self._endings[link.slot] = (link.generation, bool(acknowledged or given_up), reason)
         for finished in given_up:
             self._deliver(finished, None)
         current = asyncio.current_task()
@@ -252,6 +269,7 @@ class Router:
             error_class=finished.error_class,
             message=finished.message,
             attempts=finished.attempts,
+            rows=finished.rows,
         )
         inbox.deliveries.append((delivery, result))
         inbox.news.set()
@@ -269,6 +287,12 @@ class Router:
             self._broken = f"router failed: {type(error).__name__}: {error}"
             for client in self._clients.values():
                 client.news.set()
+
+
+def _reason(error: Exception) -> str:
+    """What a replica's own exception says, or that it died. A Ray error repeats a stack trace; the cause does not."""
+    cause = getattr(error, "cause", None)
+    return str(cause) if cause is not None else type(error).__name__
 
 
 def check_hello(hello: tuple[int, str, int]) -> tuple[str, int]:

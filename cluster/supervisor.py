@@ -62,7 +62,7 @@ class Supervisor:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._attach: Callable[[Slot], None] = lambda slot: None
-        self._detach: Callable[[Slot], bool] = lambda slot: False
+        self._detach: Callable[[Slot], tuple[bool, str]] = lambda slot: (False, "")
 
     def spawn_all(self) -> None:
         """Start every replica, without waiting."""
@@ -87,7 +87,7 @@ class Supervisor:
             if trouble := self._welcome(slot, answer):
                 raise PoolError(trouble)
 
-    def watch(self, attach: Callable[[Slot], None], detach: Callable[[Slot], bool]) -> None:
+    def watch(self, attach: Callable[[Slot], None], detach: Callable[[Slot], tuple[bool, str]]) -> None:
         """Begin to replace dead replicas."""
         self._attach, self._detach = attach, detach
         self._thread = threading.Thread(target=self._watch, name="pool-supervisor", daemon=True)
@@ -109,12 +109,9 @@ class Supervisor:
         if self._thread is not None:
             self._thread.join()
         alive = [slot for slot in self.slots if slot.actor is not None and slot.state in ("up", "starting")]
-        for slot in alive:
-            if slot.state == "up":
-                slot.actor.drain.remote()
-        watches = [slot.watch for slot in alive if slot.state == "up"]
-        if watches:
-            ray.wait(watches, num_returns=len(watches), timeout=timeout_s)
+        drained = [slot.actor.drain.remote() for slot in alive if slot.state == "up"]
+        if drained:
+            ray.wait(drained, num_returns=len(drained), timeout=timeout_s)
         for slot in self.slots:
             if slot.actor is not None:
                 ray.kill(slot.actor)
@@ -192,9 +189,9 @@ class Supervisor:
         end never.
         """
         self.deaths += 1
-        progressed = self._detach(slot) if slot.state == "up" else False
+        progressed, reason = self._detach(slot) if slot.state == "up" else (False, "")
         slot.barren = 0 if progressed else slot.barren + 1
-        slot.trouble = trouble
+        slot.trouble = reason or trouble
         if slot.barren >= self._crash_limit:
             slot.state = "given up"
             return

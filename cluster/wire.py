@@ -60,6 +60,7 @@ class Delivery:
     error_class: str
     message: str
     attempts: int
+    rows: int
 
 
 def encode_window(head: WindowHead) -> bytes:
@@ -115,7 +116,8 @@ def _check_window(head: WindowHead) -> None:
 def encode_deliveries(deliveries: list[Delivery]) -> bytes:
     """What a client collects as bytes."""
     fields: list[object] = [
-        [d.number, d.window, array_fields(d.items), d.error_class, d.message, d.attempts] for d in deliveries
+        [d.number, d.window, array_fields(d.items), d.error_class, d.message, d.attempts, d.rows]
+        for d in deliveries
     ]
     return pack("deliveries", [fields])
 
@@ -127,7 +129,7 @@ def decode_deliveries(message: bytes) -> list[Delivery]:
 
 
 def _delivery_from(value: object) -> Delivery:
-    number, window, items, error_class, message, attempts = record(value, 6)
+    number, window, items, error_class, message, attempts, rows = record(value, 7)
     return Delivery(
         number=counted(number),
         window=counted(window),
@@ -135,4 +137,5 @@ def _delivery_from(value: object) -> Delivery:
         error_class=typed(error_class, str),
         message=typed(message, str),
         attempts=counted(attempts),
+        rows=counted(rows),
     )

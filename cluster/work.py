@@ -22,6 +22,7 @@ class Work:
     rates: Rates
     run: deque[Segment] = field(default_factory=deque)
     resyncing: bool = False
+    spared: bool = False
     refusals_in_row: int = 0
     busy_s: float = 0.0
 
@@ -44,13 +45,14 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """Items of a window that need nothing more. error_class is empty when they have scores."""
+    """Items of a window that need nothing more. error_class is empty when they have scores; rows: computed for them."""
 
     window: str
     items: Int32Array
     error_class: str = ""
     message: str = ""
     attempts: int = 1
+    rows: int = 0
 
 
 @dataclass(slots=True)

@@ -148,7 +148,7 @@ def test_a_killed_replica_loses_and_doubles_nothing(make_pool: MakePool, replica
 
 @pytest.mark.chaos
 def test_a_frozen_replica_is_found_by_its_deadline(make_pool: MakePool) -> None:
-    pool = make_pool(2, SLOW, chunk_rows=400, hang_floor_s=1.0)
+    pool = make_pool(2, SLOW, chunk_rows=400, hang_floor_s=0.5)
     items, found = _start_slow_window(pool)
     os.kill(_pid_of(pool, 0), signal.SIGSTOP)
     _finish(pool, items, found)
