@@ -24,8 +24,8 @@ class _Open:
 class Ledger:
     """Conserves items: submitted = returned + missing, and no item is returned twice.
 
-    computed_rows: rows that replicas computed for what came back; total_rows: rows of the scored items without any
-    sharing; ideal_rows: rows if each shared prefix of a window were computed once.
+    computed_rows: what replicas computed for what came back; total_rows: the same if nothing were shared;
+    ideal_rows: the same if each shared prefix of a window were computed once.
     """
 
     def __init__(self) -> None:
@@ -61,9 +61,7 @@ class Ledger:
         return candidates[~entry.done[candidates]]
 
     def accept(self, delivery: Delivery, message: bytes) -> list[Scored | Failed]:
-        """Scores of one command, less what has come back before. Raises WireError for bytes that are no
-        result.
-        """
+        """Scores of one command, less what has come back before. Raises WireError for other bytes."""
         result = decode_result(message)
         collected: list[Scored | Failed] = []
         if delivery.window not in self._open:

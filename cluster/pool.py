@@ -1,5 +1,4 @@
-"""The pool that a job holds: it starts the router and the replicas, hands windows in and scores out, and
-leaves nothing behind.
+"""The pool that a job holds: windows in, scores out, nothing left behind.
 
 Invariant: every submitted item comes back exactly once, whatever dies in between; what cannot go on raises
 PoolError.
@@ -38,7 +37,7 @@ ROUTER_BACK_S = 60.0
 
 
 class ReplicaPool:
-    """Replicas of one model on Ray. Not thread-safe: one thread submits and collects. Use `start` and `with`."""
+    """Replicas of one model on Ray. Not thread-safe. Use `start` and `with`."""
 
     def __init__(
         self, config: PoolConfig, supervisor: Supervisor, router: Any, *, owns_session: bool
@@ -92,9 +91,7 @@ class ReplicaPool:
         )
 
     def submit(self, window: int, items: Items) -> None:
-        """Hand one window in. Blocks while two windows are in flight. Raises PoolError, and ValueError for a
-        bad window.
-        """
+        """Hand one window in. Blocks while two are in flight. Raises PoolError; ValueError if it is bad."""
         self._check(window, items)
         while self._ledger.windows_in_flight >= WINDOWS_IN_FLIGHT:
             self._receive(LONGEST_POLL_S)
@@ -107,9 +104,7 @@ class ReplicaPool:
             self._recover_router()
 
     def collect(self, timeout_s: float) -> list[Scored | Failed]:
-        """What has finished since the last call; waits up to timeout_s seconds for something. Raises
-        PoolError.
-        """
+        """What has finished since the last call; waits up to timeout_s seconds. Raises PoolError."""
         deadline = time.monotonic() + timeout_s
         while not self._collected and self._ledger.windows_in_flight:
             left_s = deadline - time.monotonic()
@@ -129,7 +124,7 @@ class ReplicaPool:
         return pool_status(self._supervisor.slots, self._supervisor.deaths, self._ledger, body)
 
     def close(self) -> None:
-        """End every process of the pool, and the Ray session if this pool started it. Harmless if repeated."""
+        """End every process of the pool, and the Ray session if it started that. Twice is harmless."""
         if self._closed or not ray.is_initialized():
             return
         self._closed = True
@@ -170,9 +165,7 @@ class ReplicaPool:
         return progressed, reason
 
     def _meet_router(self) -> None:
-        """Wait for the router, learn its incarnation and give it every replica. Raises PoolError if it does
-        not come.
-        """
+        """Wait for the router and give it every replica. Raises PoolError if it does not come."""
         deadline = time.monotonic() + ROUTER_BACK_S
         while True:
             try:
@@ -288,7 +281,7 @@ class ReplicaPool:
 
 
 def _actor_options(config: PoolConfig, threads: int, cpus: int) -> dict[str, Any]:
-    """What Ray must set aside for one replica. More replicas than cores share them rather than wait for ever."""
+    """What Ray must set aside for one replica. More replicas than cores share them; none waits for ever."""
     options: dict[str, Any] = {"num_cpus": threads if threads * config.replicas <= cpus else 0}
     if config.device == "cuda":
         options["num_gpus"] = 1

@@ -22,9 +22,7 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStatus:
-    """One slot. state: starting, up, waiting or given up. busy_s: seconds its engine computed. pid: 0 if it
-    never ran.
-    """
+    """One slot. state: starting, up, waiting or given up; busy_s: engine seconds; pid: 0 if it never ran."""
 
     slot: int
     generation: int
@@ -42,9 +40,9 @@ class ReplicaStatus:
 class PoolStatus:
     """A snapshot.
 
-    tokens_computed: tokens run through the model for what this client has; tokens_total: what they would be without
-    sharing; tokens_ideal: with each shared prefix of a window computed once. Counters from queued_items on that are not
-    tokens or deaths start anew with the router.
+    tokens_computed: run through the model for what this client has; tokens_total: the same if nothing were
+    shared; tokens_ideal: the same if each shared prefix of a window were computed once. The queue, prefixes and
+    the counters after deaths are the router's and start anew with it.
     """
 
     replicas: tuple[ReplicaStatus, ...]

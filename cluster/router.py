@@ -1,9 +1,7 @@
-"""The router actor: a thin, asynchronous shell around placement. It sees keys, lengths and acknowledgements,
-never a token.
+"""The router actor: a thin, asynchronous shell around placement that never sees a token.
 
 It never waits for a choice and never fetches a payload. If it dies, Ray starts it again empty; clients attach
-their
-replicas and submit what is missing again, and each replica's inventory gives the mirror back exactly.
+their replicas and submit what is missing, and each replica's inventory gives the mirror back exactly.
 """
 
 from __future__ import annotations
@@ -24,8 +22,9 @@ from ..workers.messages import decode_ack, decode_inventory, encode_command
 from ..workers.status import decode_status
 from ..workers.wire import VERSION, check_version
 from .costs import PlacementRules, Sizes
-from .placement import Finished, Placement
+from .placement import Placement
 from .wire import Delivery, decode_window, encode_deliveries
+from .work import Finished
 
 HEARTBEAT_S = 0.25
 PROBE_S = 2.0
@@ -40,9 +39,7 @@ ROUTER_OPTIONS: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """A command on its way: references to its acknowledgement and to its scores, which only the client
-    fetches.
-    """
+    """A command on its way. result: a reference that only the client fetches."""
 
     acknowledgement: Any
     result: Any
@@ -89,9 +86,7 @@ class Router:
         return VERSION, self._incarnation, os.getpid()
 
     async def attach(self, slot: int, generation: int, actor: list[Any], status_bytes: bytes) -> None:
-        """Give work to a ready replica. Attaching it twice is harmless. Raises WireError for another wire
-        version.
-        """
+        """Give work to a ready replica; twice is harmless. Raises WireError for another wire version."""
         status = decode_status(status_bytes)
         known = self._links.get(slot)
         if known is not None and known.generation >= generation:
@@ -112,7 +107,7 @@ class Router:
         self._pump()
 
     async def detach(self, slot: int, generation: int) -> tuple[bool, str]:
-        """A replica is gone. Returns whether it got anything done while it was here, and why it was given up."""
+        """A replica is gone. Returns whether it got anything done, and why it was given up."""
         link = self._links.get(slot)
         if link is not None and link.generation == generation:
             self._lose(link, "")
@@ -120,9 +115,7 @@ class Router:
         return (progressed, reason) if ended == generation else (False, "")
 
     async def submit(self, incarnation: str, head_bytes: bytes, tokens: list[Any]) -> bool:
-        """Take a window, or a part of one. False if the client believes in an earlier incarnation of this
-        actor.
-        """
+        """Take a window, or a part of one. False if the client knows an earlier incarnation."""
         if incarnation != self._incarnation:
             return False
         head = decode_window(head_bytes)
@@ -137,10 +130,9 @@ class Router:
     async def collect(
         self, incarnation: str, client: str, after: int, timeout_s: float
     ) -> tuple[bytes, list[Any]] | None:
-        """Deliveries numbered above `after`, and one reference a scored one; waits for the first. None: other
-        incarnation.
+        """Deliveries numbered above `after` and a reference for each scored one; waits for the first.
 
-        Raises RuntimeError if this actor itself is broken.
+        None if the client knows an earlier incarnation. Raises RuntimeError if this actor itself is broken.
         """
         if incarnation != self._incarnation:
             return None
@@ -181,9 +173,7 @@ class Router:
         return packed
 
     def _pump(self) -> None:
-        """Send every replica what it has room for. Choosing is synchronous: nothing may change between choice
-        and count.
-        """
+        """Send every replica what it has room for. Synchronous: nothing changes between choice and count."""
         for slot, link in list(self._links.items()):
             while (command := self._placement.next_command(slot, time.monotonic())) is not None:
                 tokens = self._windows[command.window][2]
@@ -231,7 +221,7 @@ class Router:
                     link.tasks.append(self._start(self._probe(link)))
 
     async def _probe(self, link: _Link) -> None:
-        """Ask a late replica for a sign of life: one that answers is slow and is given time, once; else it is lost."""
+        """Ask a late replica for a sign of life: one that answers is given time, once; else it is lost."""
         try:
             await asyncio.wait_for(link.actor.health.remote(), PROBE_S)
         except (TimeoutError, ray.exceptions.RayError):
@@ -290,7 +280,7 @@ class Router:
 
 
 def _reason(error: Exception) -> str:
-    """What a replica's own exception says, or that it died. A Ray error repeats a stack trace; the cause does not."""
+    """What a replica's own exception says, without Ray's stack trace; else the kind of death."""
     cause = getattr(error, "cause", None)
     return str(cause) if cause is not None else type(error).__name__
 

@@ -1,5 +1,4 @@
-"""The replicas of one pool as their owner sees them: started side by side, watched, and replaced under a new
-generation.
+"""The replicas of one pool as their owner sees them: started, watched, replaced by new generations.
 
 Invariant: a slot is given up after `crash_limit` deaths in a row without any work done; nothing is retried
 for ever.
@@ -70,9 +69,7 @@ class Supervisor:
             self._spawn(slot)
 
     def wait_ready(self, timeout_s: float, *, allow_mixed: bool) -> None:
-        """Wait until every replica has loaded. Raises PoolError with the phase and message of one that did
-        not.
-        """
+        """Wait until every replica has loaded. Raises PoolError with the reason of one that did not."""
         self._allow_mixed = allow_mixed
         deadline = time.monotonic() + timeout_s
         for slot in self.slots:
@@ -125,12 +122,12 @@ class Supervisor:
         slot.state = "starting"
 
     def _welcome(self, slot: Slot, answer: bytes) -> str:
-        """Check what a replica says of itself. Returns why it cannot be used, or nothing and the slot is up."""
+        """Check what a replica says of itself. Returns why it is of no use, or nothing and it is up."""
         status = decode_status(answer)
         if status.state != State.READY or status.facts is None:
             return (
-                f"replica {slot.index} could not load {self._settings.model}: phase {status.phase}: {status.message} "
-                f"({self._settings.threads} threads, {status.memory_bytes} bytes in use, options {self._settings.load_options})"
+                f"replica {slot.index} could not load {self._settings.model}: phase {status.phase}: "
+                f"{status.message} (threads {self._settings.threads}, options {self._settings.load_options})"
             )
         if self.facts is None:
             self.facts = status.facts
@@ -144,7 +141,10 @@ class Supervisor:
         for name in ("digest", "numerics_id", "self_test"):
             ours, theirs = getattr(self.facts, name), getattr(facts, name)
             if ours != theirs and (name == "digest" or not self._allow_mixed):
-                return f"replica {index} has {name} {theirs}, the pool has {ours}: scores would depend on placement"
+                return (
+                    f"replica {index} has {name} {theirs}, the pool has {ours}: "
+                    "scores would depend on placement: use equal machines and builds, or allow_mixed"
+                )
         return ""
 
     def _late(self, slot: Slot, timeout_s: float) -> str:
@@ -152,7 +152,8 @@ class Supervisor:
         asked = {key: self._options.get(key) for key in ("num_cpus", "num_gpus")}
         return (
             f"replica {slot.index} was not ready in {timeout_s} s: it asked for {asked}, the cluster has "
-            f"{have.get('CPU', 0)} CPU and {have.get('GPU', 0)} GPU, of which {free.get('CPU', 0)} and {free.get('GPU', 0)} are free"
+            f"{have.get('CPU', 0)} CPU and {have.get('GPU', 0)} GPU, free are "
+            f"{free.get('CPU', 0)} and {free.get('GPU', 0)}"
         )
 
     def _watch(self) -> None:
@@ -185,9 +186,7 @@ class Supervisor:
             self._attach(slot)
 
     def _lost(self, slot: Slot, trouble: str) -> None:
-        """Plan the next generation: at once if the last one did any work, else later each time, and in the
-        end never.
-        """
+        """Plan the next generation: at once if this one did any work, else later and in the end never."""
         self.deaths += 1
         progressed, reason = self._detach(slot) if slot.state == "up" else (False, "")
         slot.barren = 0 if progressed else slot.barren + 1

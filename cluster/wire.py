@@ -1,4 +1,4 @@
-"""What a client and the router say to each other, behind the same version byte as the commands of a replica."""
+"""What a client and the router say to each other, behind the version byte of the commands."""
 
 from __future__ import annotations
 
@@ -48,8 +48,7 @@ class WindowHead:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """Items of one window that are finished. error_class is empty when their scores lie in the result
-    reference.
+    """Items of one window that are finished. error_class is empty when they have scores.
 
     number: grows by one a delivery; a client names the last one it has, and the router forgets up to there.
     """

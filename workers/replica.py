@@ -1,6 +1,4 @@
-"""The Ray actor around one engine thread: glue only. It answers health while a forward runs and never fails
-to start.
-"""
+"""The Ray actor around one engine thread: it answers health during a forward and never fails to start."""
 
 from __future__ import annotations
 
@@ -22,9 +20,7 @@ WINDOWS_KEPT = 3
 
 
 class Replica:
-    """One process, one model. `run` and `inventory` go to the engine thread; the control group reads
-    snapshots.
-    """
+    """One process, one model. The control group reads snapshots and never waits for the engine."""
 
     def __init__(self, settings: ReplicaSettings, hide_gpus: bool) -> None:
         if hide_gpus:
@@ -73,8 +69,8 @@ class Replica:
     async def _window(self, name: str, reference: list[Any]) -> WindowTokens:
         if name not in self._windows:
             token_ids, offsets, n_scored = await reference[0]
-            # A view, since an array from the object store has a dtype equal to int32 but not the object itself,
-            # and the engine asks for the object.
+            # Views, since an array from the object store has a dtype equal to int32 but not the one object
+            # that the engine asks for.
             self._windows[name] = WindowTokens(
                 token_ids.view(np.int32), offsets.view(np.int64), n_scored.view(np.int32)
             )
