@@ -146,12 +146,12 @@ class ReplicaPool:
     # The router
     # ----------------------------------------------------------------------------------------------------
 
-    def _attach(self, slot: Slot) -> None:
+    def _attach(self, slot: Slot) -> bool:
         try:
             ray.get(self._attaching(slot), timeout=REPLY_S)
         except (ray.exceptions.RayError, TimeoutError):
-            # The router is restarting: whoever meets the new one attaches every replica that is up.
-            return
+            return False
+        return True
 
     def _attaching(self, slot: Slot) -> Any:
         return self._router.attach.remote(slot.index, slot.generation, [slot.actor], slot.status_bytes)
@@ -172,7 +172,8 @@ class ReplicaPool:
                 self._incarnation, self._router_pid = check_hello(
                     ray.get(self._router.hello.remote(), timeout=REPLY_S)
                 )
-                ray.get([self._attaching(slot) for slot in self._supervisor.up()], timeout=REPLY_S)
+                up = self._supervisor.up()
+                ray.get([self._attaching(slot) for slot in up], timeout=REPLY_S)
             except (ray.exceptions.RayTaskError, ray.exceptions.ActorDiedError) as error:
                 raise PoolError(f"the router cannot be used: {error}") from error
             except (ray.exceptions.RayError, TimeoutError) as error:
@@ -180,6 +181,8 @@ class ReplicaPool:
                     raise PoolError(f"the router did not come back in {ROUTER_BACK_S} s: {error}") from error
                 time.sleep(0.05)
             else:
+                for slot in up:
+                    slot.attached = True
                 return
 
     def _recover_router(self) -> None:

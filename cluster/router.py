@@ -28,6 +28,7 @@ from .work import Finished
 
 HEARTBEAT_S = 0.25
 PROBE_S = 2.0
+INVENTORY_S = 20.0  # an inventory waits for the command that runs; a frozen process never answers
 
 ROUTER_OPTIONS: dict[str, Any] = {
     "num_cpus": 0,
@@ -94,13 +95,18 @@ class Router:
         if known is not None:
             self._lose(known, "another generation came")
         link = _Link(slot, generation, actor[0])
-        inventory = decode_inventory(await link.actor.inventory.remote())
+        try:
+            answer = await asyncio.wait_for(link.actor.inventory.remote(), INVENTORY_S)
+        except (TimeoutError, ray.exceptions.RayError):
+            # Its owner learns of it by the death, and starts another.
+            ray.kill(link.actor)
+            return
         if slot in self._links:
             return
         if status.facts is not None and not self._placement.replicas and not len(self._placement.tree):
             self._placement.sizes = Sizes(status.facts.descriptor)
         self._links[slot] = link
-        self._placement.attach(slot, generation, status.prefix_budget_bytes, inventory)
+        self._placement.attach(slot, generation, status.prefix_budget_bytes, decode_inventory(answer))
         link.tasks = [self._start(self._watch(link)), self._start(self._acknowledgements(link))]
         if self._ticker is None:
             self._ticker = self._start(self._tick())

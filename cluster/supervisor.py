@@ -39,6 +39,7 @@ class Slot:
     watch: Any = None
     status: Status | None = None
     status_bytes: bytes = b""
+    attached: bool = False
     barren: int = 0
     restart_s: float = 0.0
     trouble: str = ""
@@ -60,7 +61,8 @@ class Supervisor:
         self._actor_class = ray.remote(**REPLICA_OPTIONS)(Replica)
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._attach: Callable[[Slot], None] = lambda slot: None
+        self._attach: Callable[[Slot], bool] = lambda slot: False
+        self._failure = ""
         self._detach: Callable[[Slot], tuple[bool, str]] = lambda slot: (False, "")
 
     def spawn_all(self) -> None:
@@ -84,7 +86,7 @@ class Supervisor:
             if trouble := self._welcome(slot, answer):
                 raise PoolError(trouble)
 
-    def watch(self, attach: Callable[[Slot], None], detach: Callable[[Slot], tuple[bool, str]]) -> None:
+    def watch(self, attach: Callable[[Slot], bool], detach: Callable[[Slot], tuple[bool, str]]) -> None:
         """Begin to replace dead replicas."""
         self._attach, self._detach = attach, detach
         self._thread = threading.Thread(target=self._watch, name="pool-supervisor", daemon=True)
@@ -96,6 +98,8 @@ class Supervisor:
 
     def trouble(self) -> str:
         """Why nothing can go on, if every slot was given up; else empty."""
+        if self._failure:
+            return self._failure
         if any(slot.state != "given up" for slot in self.slots):
             return ""
         return f"all {len(self.slots)} replicas were lost; the last: {self.slots[-1].trouble}"
@@ -119,7 +123,7 @@ class Supervisor:
         hide_gpus = not self._options.get("num_gpus")
         slot.actor = self._actor_class.options(**self._options).remote(self._settings, hide_gpus)
         slot.ready, slot.watch = slot.actor.ready.remote(), slot.actor.until_death.remote()
-        slot.state = "starting"
+        slot.state, slot.attached = "starting", False
 
     def _welcome(self, slot: Slot, answer: bytes) -> str:
         """Check what a replica says of itself. Returns why it is of no use, or nothing and it is up."""
@@ -157,17 +161,28 @@ class Supervisor:
         )
 
     def _watch(self) -> None:
-        while not self._stop.is_set():
-            waiting = {slot.watch: slot for slot in self.slots if slot.state in ("up", "starting")}
-            waiting |= {slot.ready: slot for slot in self.slots if slot.state == "starting"}
-            done, _ = ray.wait(list(waiting), num_returns=1, timeout=POLL_S) if waiting else ([], [])
-            for reference in done:
-                self._handle(waiting[reference], reference)
-            for slot in self.slots:
-                if slot.state == "waiting" and time.monotonic() >= slot.restart_s:
-                    self._spawn(slot)
-            if not waiting:
-                self._stop.wait(POLL_S)
+        try:
+            while not self._stop.is_set():
+                self._turn()
+        except BaseException as error:
+            # Nobody would replace a replica from here on: an error, and not a job that waits for ever.
+            self._failure = f"the supervisor of the replicas failed: {type(error).__name__}: {error}"
+            raise
+
+    def _turn(self) -> None:
+        """Wait for one event of a replica, briefly, and do what is due."""
+        waiting = {slot.watch: slot for slot in self.slots if slot.state in ("up", "starting")}
+        waiting |= {slot.ready: slot for slot in self.slots if slot.state == "starting"}
+        done, _ = ray.wait(list(waiting), num_returns=1, timeout=POLL_S) if waiting else ([], [])
+        for reference in done:
+            self._handle(waiting[reference], reference)
+        for slot in self.slots:
+            if slot.state == "waiting" and time.monotonic() >= slot.restart_s:
+                self._spawn(slot)
+            if slot.state == "up" and not slot.attached:
+                slot.attached = self._attach(slot)
+        if not waiting:
+            self._stop.wait(POLL_S)
 
     def _handle(self, slot: Slot, reference: Any) -> None:
         try:
@@ -182,8 +197,6 @@ class Supervisor:
         if trouble:
             ray.kill(slot.actor)
             self._lost(slot, trouble)
-        else:
-            self._attach(slot)
 
     def _lost(self, slot: Slot, trouble: str) -> None:
         """Plan the next generation: at once if this one did any work, else later and in the end never."""
