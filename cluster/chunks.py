@@ -1,6 +1,4 @@
-"""One chunk of a run: as many items as a command should hold, the prefixes to build for them and those to
-drop. Pure.
-"""
+"""One chunk of a run: its items, the prefixes to build for them and those to drop. Pure."""
 
 from __future__ import annotations
 
@@ -19,8 +17,9 @@ NEVER = (1 << 30, 1 << 30)
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Positions [begin, end) of a window with what a replica needs for them. prefix_of: int32 index into
-    prefixes or -1.
+    """Positions [begin, end) of a window with what a replica needs for them.
+
+    prefix_of: int32 index into prefixes, -1 for none.
     """
 
     window: str
@@ -84,9 +83,7 @@ def assemble(state: PoolState, work: Work, segment: Segment) -> Chunk:
 
 
 def _most_rows(state: PoolState, work: Work, plan: Plan, segment: Segment) -> float:
-    """Rows of chunk_seconds at the measured rate; less near the end of a run, so that replicas finish
-    together.
-    """
+    """Rows of chunk_seconds at the measured rate; fewer near a run's end, so that all finish together."""
     if not work.rates.measured:
         return state.rules.chunk_rows
     by_time = state.rules.chunk_seconds / work.rates.seconds(1, plan.head.depth)
@@ -96,9 +93,7 @@ def _most_rows(state: PoolState, work: Work, plan: Plan, segment: Segment) -> fl
 def _path_to_use(
     state: PoolState, mirror: Mirror, draft: _Draft, plan: Plan, node: int, position: int, end: int
 ) -> list[int]:
-    """The deepest node on the way to `node` that is held, then those below it worth building for the rest of
-    the segment.
-    """
+    """The deepest held node on the way to `node`, then those below it worth building for this segment."""
     steps = plan.path(node)
     held = [
         i
@@ -136,9 +131,7 @@ def _fitting(state: PoolState, mirror: Mirror, draft: _Draft, plan: Plan, path: 
 
 
 def _budget(state: PoolState, mirror: Mirror) -> int:
-    """Bytes this replica may hold: its own budget, and what the others leave of the pool's; less a reserve
-    for estimates.
-    """
+    """Bytes this replica may hold: its budget and its part of the pool's, less a reserve for estimates."""
     budget, pool = mirror.budget_bytes, state.rules.pool_budget_bytes
     if pool:
         others = sum(work.mirror.total_bytes for work in state.replicas.values() if work.mirror is not mirror)
@@ -149,7 +142,7 @@ def _budget(state: PoolState, mirror: Mirror) -> int:
 def _add_path(
     state: PoolState, mirror: Mirror, draft: _Draft, plan: Plan, path: list[int]
 ) -> tuple[int, int]:
-    """Put a path into the draft. Returns the index of its deepest prefix (-1: none) and that prefix's length."""
+    """Put a path into the draft. Returns its deepest prefix as index (-1: none) and length."""
     above, base = b"", 0
     for step in path:
         digest, length = plan.digests[step], plan.lengths[step]
@@ -183,9 +176,7 @@ def _drops(state: PoolState, work: Work, draft: _Draft, rest: Segment) -> tuple[
 def evictions(
     state: PoolState, mirror: Mirror, kept: set[bytes], ahead: list[Segment], excess: int
 ) -> list[bytes]:
-    """What to drop to free `excess` bytes, children before parents, least wanted first. May free less if all
-    is kept.
-    """
+    """What to drop to free `excess` bytes: least wanted first, children before parents, nothing kept."""
     if excess <= 0:
         return []
     children = {digest: entry.children for digest, entry in mirror.entries.items()}
@@ -207,9 +198,7 @@ def evictions(
 
 
 def regret_rows(state: PoolState, work: Work, segment: Segment) -> int:
-    """Rows that other work of a replica must compute again if it makes room for the longest prefix of a
-    segment.
-    """
+    """Rows that a replica must compute again later if it makes room for a segment's longest prefix."""
     plan, mirror = state.plans[segment.window], work.mirror
     longest = max(
         (plan.lengths[plan.node_of[p]] for p in {segment.begin, segment.end - 1} if plan.node_of[p] >= 0),
@@ -225,8 +214,9 @@ def regret_rows(state: PoolState, work: Work, segment: Segment) -> int:
 
 
 def _keenness(state: PoolState, slot: int, digest: bytes, ahead: list[Segment]) -> tuple[int, int, int]:
-    """How much a replica wants to keep a prefix: (0, ..) not needed and held elsewhere, (1, ..) not needed,
-    (2, when).
+    """How much a replica wants to keep a prefix, as a sort key.
+
+    (0, ..): not needed and held elsewhere; (1, ..): not needed; (2, ..): needed, the sooner the higher.
     """
     when = next_use(state, digest, ahead)
     if when == NEVER:
@@ -235,7 +225,7 @@ def _keenness(state: PoolState, slot: int, digest: bytes, ahead: list[Segment]) 
 
 
 def next_use(state: PoolState, digest: bytes, ahead: list[Segment]) -> tuple[int, int]:
-    """When a prefix is next needed by the segments ahead: (how many segments from now, position), or NEVER."""
+    """When a prefix is next needed by the segments ahead: (segments from now, position), or NEVER."""
     uses = state.tree[digest].uses
     for distance, segment in enumerate(ahead):
         run = uses.get(segment.window)

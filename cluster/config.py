@@ -82,7 +82,7 @@ class PoolConfig(BaseModel):
         )
 
     def load_options(self) -> dict[str, Any]:
-        """Keywords of load_model beside the path and the threads; what is not set keeps the engine's default."""
+        """Keywords of load_model beside path and threads; what is not set keeps the engine's default."""
         options: dict[str, Any] = {"max_seq_len": self.max_seq_len, "prefill_chunk": self.prefill_chunk}
         options |= {"device": self.device, "cache_mode": self.cache_mode, "fp16_cache": self.fp16_cache}
         options |= {"numeric_mode": self.numeric_mode, "budget_bytes": self.model_budget_bytes}

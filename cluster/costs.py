@@ -21,7 +21,10 @@ BLOCK_TOKENS = (
 
 @dataclass(frozen=True, slots=True)
 class PlacementRules:
-    """How work is cut and when a replica is given up. pool_budget_bytes 0: no limit beside the replicas' own."""
+    """How work is cut and when a replica is given up. pool_budget_bytes 0: only replicas' own limits.
+
+    answering_factor: how much longer than a silent one a late replica gets that still answers.
+    """
 
     chunk_seconds: float = 0.5
     chunk_items: int = 64
@@ -32,22 +35,20 @@ class PlacementRules:
     hang_floor_s: float = 5.0
     hang_factor: float = 5.0
     first_ack_s: float = 60.0
+    answering_factor: float = 12.0
     refusal_limit: int = 20
 
 
 def placement_cost(backlog_s: float, miss_s: float, regret_s: float) -> float:
-    """The one rule: seconds until the work could start, plus BETA x seconds of prefixes to build, plus
-    seconds that what
+    """The one rule, in seconds: waiting, plus BETA x prefixes to build, plus what room for them costs others.
 
-    must be dropped for it will cost again. No threshold, so affinity is weighed and never thrown away.
+    There is no threshold, so affinity is weighed and never thrown away.
     """
     return backlog_s + BETA * miss_s + regret_s
 
 
 class Rates:
-    """Seconds a row of one replica, corrected by every acknowledgement. A row costs in proportion to its
-    depth.
-    """
+    """Seconds a row on one replica, in proportion to depth; corrected by every acknowledgement."""
 
     def __init__(self, guess_s: float | None = None) -> None:
         self.row_s = guess_s if guess_s is not None else FIRST_GUESS_S
@@ -67,9 +68,7 @@ class Rates:
 
 
 class Sizes:
-    """Bytes of a prefix: tokens x depth x bytes a token plus a fixed part; scaled by what replicas have
-    measured.
-    """
+    """Bytes of a prefix: tokens x depth x bytes a token, scaled by what replicas have measured."""
 
     def __init__(self, descriptor: Mapping[str, Any]) -> None:
         heads = int(descriptor.get("n_kv_heads", 1)) * int(descriptor.get("head_dim", 64))
@@ -84,9 +83,7 @@ class Sizes:
         return int(self._scale * self._formula(tokens, depth)) + 1
 
     def correct(self, tokens: int, depth: int, size_bytes: int) -> None:
-        """Learn from one measured prefix. Rises at once and falls slowly: an estimate too low costs a
-        refusal.
-        """
+        """Learn from one measured prefix: up at once, down slowly: too low costs a refusal."""
         seen = size_bytes / self._formula(tokens, depth)
         self._scale = seen if seen > self._scale else self._scale + 0.05 * (seen - self._scale)
 

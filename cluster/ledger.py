@@ -22,11 +22,16 @@ class _Open:
 
 
 class Ledger:
-    """Conserves items: submitted = returned + missing, and no item is returned twice."""
+    """Conserves items: submitted = returned + missing, and no item is returned twice.
+
+    computed_rows: what replicas computed for what came back; total_rows: the same if nothing were shared;
+    ideal_rows: the same if each shared prefix of a window were computed once.
+    """
 
     def __init__(self) -> None:
         self._open: dict[int, _Open] = {}
         self.known: set[int] = set()
+        self.computed_rows = self.total_rows = self.ideal_rows = 0
 
     @property
     def windows_in_flight(self) -> int:
@@ -56,16 +61,17 @@ class Ledger:
         return candidates[~entry.done[candidates]]
 
     def accept(self, delivery: Delivery, message: bytes) -> list[Scored | Failed]:
-        """Scores of one command, less what has come back before. Raises WireError for bytes that are no
-        result.
-        """
+        """Scores of one command, less what has come back before. Raises WireError for other bytes."""
         result = decode_result(message)
         collected: list[Scored | Failed] = []
         if delivery.window not in self._open:
             return collected
+        self.computed_rows += delivery.rows
         scored = _only(result, self.missing(delivery.window, result.items))
         if len(scored.items):
             self._mark(delivery.window, scored.items)
+            offsets = self._open[delivery.window].items.offsets
+            self.total_rows += int((offsets[scored.items + 1] - offsets[scored.items] - 1).sum())
             parts = (scored.items, scored.logprobs, scored.greedy, scored.offsets)
             collected.append(Scored(delivery.window, *parts))
         for failure in result.failures:

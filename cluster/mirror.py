@@ -27,7 +27,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """A prefix to build, as the mirror sees it: its whole length, the tokens after its parent, its own size."""
+    """A prefix to build, as the mirror sees it: whole length, tokens after its parent, own size."""
 
     digest: bytes
     parent: bytes
@@ -76,7 +76,7 @@ class Mirror:
     acknowledged: int = 0
 
     def reset(self, inventory: Inventory) -> list[Flight]:
-        """Take the replica's own word for what it holds. Returns what was on its way, which will not be done."""
+        """Take the replica's own word for what it holds. Returns what was on its way and is lost."""
         lost, self.flights = list(self.flights), deque()
         self.entries.clear()
         self.total_bytes = self.table = 0
@@ -107,9 +107,7 @@ class Mirror:
         return entry
 
     def touch(self, digest: bytes) -> None:
-        """Make a prefix and its ancestors the most recently used, leaf first, so that a parent is never
-        older.
-        """
+        """Make a prefix and its ancestors the latest used, leaf first, so that a parent is never older."""
         for held in self.path(digest):
             self.entries.move_to_end(held)
 
@@ -136,9 +134,7 @@ class Mirror:
         return ((d, e) for d, e in self.entries.items() if not e.children and d not in kept_set)
 
     def confirm(self, ack: Ack, now_s: float) -> tuple[Flight, bool]:
-        """The oldest command was done. Returns it, and whether the replica then held what the mirror says it
-        should.
-        """
+        """The oldest command was done. Returns it, and whether the replica then held what it should."""
         flight = self.flights.popleft()
         if self.flights:
             self.flights[0].head_s = now_s

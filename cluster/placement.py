@@ -1,15 +1,13 @@
-"""Which replica computes what, when, and what it drops for it: the whole of placement as plain data and plain
-calls.
+"""Which replica computes what, when, and what it drops for it: plain data and plain calls.
 
 No Ray, no clock of its own, no randomness: a test or a simulation drives it exactly as the router does.
-Invariant: every
-item of every window is in exactly one of: a segment of a run, the loose segments, the lone items, a flight,
-finished.
+Invariant: an item that is not finished is in exactly one of a run, the loose, the lone and a flight.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 
 import numpy as np
 
@@ -42,9 +40,7 @@ class Placement(PoolState):
             self.tree.hold(digest, entry.parent, entry.length, slot)
 
     def detach(self, slot: int) -> list[Finished]:
-        """A replica is gone. Its work goes to the others; items that were running at too many deaths are
-        given up.
-        """
+        """A replica is gone; its work goes to others. Returns items given up: they ran at too many deaths."""
         work = self.replicas.pop(slot)
         self.counters.deaths += 1
         self._forget_holdings(slot, work.mirror)
@@ -55,9 +51,7 @@ class Placement(PoolState):
         return self._blame(flights[0]) if flights else []
 
     def resync(self, slot: int, inventory: Inventory) -> None:
-        """A replica said what it holds, after a refusal or a difference; what was on its way there is to do
-        again.
-        """
+        """Believe what a replica says it holds; what was on its way there is to do again."""
         work = self.replicas[slot]
         self._forget_holdings(slot, work.mirror)
         for flight in reversed(work.mirror.reset(inventory)):
@@ -67,9 +61,7 @@ class Placement(PoolState):
         work.resyncing = False
 
     def add_window(self, key: str, head: WindowHead) -> None:
-        """Take a window and cut it into a run for each replica. Its items may be a part of a window given
-        before.
-        """
+        """Take a window, or a part of one, and cut it into a run for each replica."""
         plan = self.plans[key] = plan_window(key, head)
         self._remaining[key] = len(plan)
         self.counters.ideal_rows += head.ideal_rows
@@ -106,9 +98,7 @@ class Placement(PoolState):
         return self._dispatch(work, chunk, now_s)
 
     def acknowledge(self, slot: int, ack: Ack, now_s: float) -> Finished | None:
-        """A command came back. None if it was refused or is of a forgotten window; see `resyncing` and
-        `is_unfit`.
-        """
+        """A command came back. None if it was refused; see `resyncing` and `is_unfit`."""
         work = self.replicas[slot]
         if ack.epoch != work.mirror.epoch or work.resyncing:
             return None
@@ -116,17 +106,19 @@ class Placement(PoolState):
             self._refused(work, ack)
             return None
         flight, agrees = work.mirror.confirm(ack, now_s)
-        work.refusals_in_row = 0
+        work.refusals_in_row, work.spared = 0, False
         work.busy_s += ack.seconds
         work.rates.correct(ack.rows, flight.depth, ack.seconds)
         measured = dict(ack.built)
         for growth in flight.builds:
-            self.sizes.correct(growth.own_length, flight.depth, measured.get(growth.digest, growth.size_bytes))
+            self.sizes.correct(
+                growth.own_length, flight.depth, measured.get(growth.digest, growth.size_bytes)
+            )
         if not agrees:
             self.counters.mirror_differences += 1
             work.resyncing = True
         self.counters.computed_rows += ack.rows
-        return self._finish_flight(flight)
+        return self._finish_flight(flight, ack.rows)
 
     def is_unfit(self, slot: int) -> bool:
         """Whether a replica refuses everything it is asked, so that it must be replaced."""
@@ -139,9 +131,19 @@ class Placement(PoolState):
             if work.mirror.flights:
                 flight, rules = work.mirror.flights[0], self.rules
                 floor_s = rules.hang_floor_s if work.mirror.acknowledged else rules.first_ack_s
-                if now_s - flight.head_s > max(floor_s, rules.hang_factor * flight.estimate_s):
+                limit_s = max(floor_s, rules.hang_factor * flight.estimate_s)
+                if now_s - flight.head_s > limit_s * (rules.answering_factor if work.spared else 1.0):
                     late.append(slot)
         return late
+
+    def spare(self, slot: int) -> bool:
+        """A late replica still answers: give its command more time. False if it has had that already.
+
+        Estimates can be far off on a machine that others use too; killing what is slow makes it slower.
+        """
+        work = self.replicas[slot]
+        first, work.spared = not work.spared, True
+        return first
 
     @property
     def queued_items(self) -> int:
@@ -207,7 +209,7 @@ class Placement(PoolState):
         )
 
     def _refused(self, work: Work, ack: Ack) -> None:
-        """Nothing was done. Learn why, and let the replica say what it holds before it is sent anything else."""
+        """Nothing was done. Learn why; the replica must say what it holds before it is sent more."""
         self.counters.refusals += 1
         work.refusals_in_row += 1
         work.resyncing = True
@@ -228,9 +230,7 @@ class Placement(PoolState):
             )
 
     def _blame(self, flight: Flight) -> list[Finished]:
-        """The command that was running at a death: once is bad luck, twice means alone, alone again means
-        given up.
-        """
+        """What was running at a death: once is bad luck, twice means alone, then given up."""
         plan = self.plans.get(flight.window)
         if plan is None:
             return []
@@ -251,12 +251,13 @@ class Placement(PoolState):
             queue.append(Segment(flight.window, position, position + 1))
         return []
 
-    def _finish_flight(self, flight: Flight) -> Finished | None:
+    def _finish_flight(self, flight: Flight, rows: int) -> Finished | None:
         plan = self.plans.get(flight.window)
         if plan is None:
             return None
         self.counters.total_rows += int(plan.head.rows[flight.begin : flight.end].sum())
-        return self._finish(flight, plan.head.order[flight.begin : flight.end], "", "", 1)
+        finished = self._finish(flight, plan.head.order[flight.begin : flight.end], "", "", 1)
+        return replace(finished, rows=rows)
 
     def _finish(self, flight: Flight, items: Int32Array, kind: str, message: str, attempts: int) -> Finished:
         self.counters.items += len(items)

@@ -67,11 +67,9 @@ class Plan:
         return self.paths[node]
 
     def cut(self, begin: int, end: int, share: float) -> int:
-        """Where to cut [begin, end) so that about `share` of its rows come first, at a prefix border if that
-        is cheaper.
+        """Where to cut [begin, end) so that about `share` of its rows come first.
 
-        The price of a position is its distance from the aim plus BETA times the rows that both sides would
-        then compute.
+        The price of a position is its distance from the aim plus BETA x rows that both sides would compute.
         """
         aim = self.before[begin] + share * (self.before[end] - self.before[begin])
         price = np.abs(self.before[begin : end + 1] - aim) + BETA * self.shared[begin : end + 1]

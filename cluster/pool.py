@@ -1,5 +1,4 @@
-"""The pool that a job holds: it starts the router and the replicas, hands windows in and scores out, and
-leaves nothing behind.
+"""The pool that a job holds: windows in, scores out, nothing left behind.
 
 Invariant: every submitted item comes back exactly once, whatever dies in between; what cannot go on raises
 PoolError.
@@ -38,7 +37,7 @@ ROUTER_BACK_S = 60.0
 
 
 class ReplicaPool:
-    """Replicas of one model on Ray. Not thread-safe: one thread submits and collects. Use `start` and `with`."""
+    """Replicas of one model on Ray. Not thread-safe. Use `start` and `with`."""
 
     def __init__(
         self, config: PoolConfig, supervisor: Supervisor, router: Any, *, owns_session: bool
@@ -92,9 +91,7 @@ class ReplicaPool:
         )
 
     def submit(self, window: int, items: Items) -> None:
-        """Hand one window in. Blocks while two windows are in flight. Raises PoolError, and ValueError for a
-        bad window.
-        """
+        """Hand one window in. Blocks while two are in flight. Raises PoolError; ValueError if it is bad."""
         self._check(window, items)
         while self._ledger.windows_in_flight >= WINDOWS_IN_FLIGHT:
             self._receive(LONGEST_POLL_S)
@@ -103,13 +100,11 @@ class ReplicaPool:
             return
         # Put by this process, so that the ids outlive the router and every replica.
         self._tokens[window] = [ray.put((items.token_ids, items.offsets, items.n_scored))]
-        if not self._send(window, np.arange(len(items), dtype=np.int32)):
+        if not self._send(window, np.arange(len(items), dtype=np.int32), first=True):
             self._recover_router()
 
     def collect(self, timeout_s: float) -> list[Scored | Failed]:
-        """What has finished since the last call; waits up to timeout_s seconds for something. Raises
-        PoolError.
-        """
+        """What has finished since the last call; waits up to timeout_s seconds. Raises PoolError."""
         deadline = time.monotonic() + timeout_s
         while not self._collected and self._ledger.windows_in_flight:
             left_s = deadline - time.monotonic()
@@ -126,10 +121,10 @@ class ReplicaPool:
         """A snapshot of the pool. Raises PoolError if the router cannot be reached."""
         answer = self._ask(lambda: self._router.status.remote())
         body: Mapping[str, Any] = msgpack.unpackb(answer)
-        return pool_status(self._supervisor.slots, self._supervisor.deaths, body)
+        return pool_status(self._supervisor.slots, self._supervisor.deaths, self._ledger, body)
 
     def close(self) -> None:
-        """End every process of the pool, and the Ray session if this pool started it. Harmless if repeated."""
+        """End every process of the pool, and the Ray session if it started that. Twice is harmless."""
         if self._closed or not ray.is_initialized():
             return
         self._closed = True
@@ -151,33 +146,34 @@ class ReplicaPool:
     # The router
     # ----------------------------------------------------------------------------------------------------
 
-    def _attach(self, slot: Slot) -> None:
+    def _attach(self, slot: Slot) -> bool:
         try:
             ray.get(self._attaching(slot), timeout=REPLY_S)
         except (ray.exceptions.RayError, TimeoutError):
-            # The router is restarting: whoever meets the new one attaches every replica that is up.
-            return
+            return False
+        return True
 
     def _attaching(self, slot: Slot) -> Any:
         return self._router.attach.remote(slot.index, slot.generation, [slot.actor], slot.status_bytes)
 
-    def _detach(self, slot: Slot) -> bool:
+    def _detach(self, slot: Slot) -> tuple[bool, str]:
+        call = self._router.detach.remote(slot.index, slot.generation)
         try:
-            return bool(ray.get(self._router.detach.remote(slot.index, slot.generation), timeout=REPLY_S))
+            progressed, reason = ray.get(call, timeout=REPLY_S)
         except (ray.exceptions.RayError, TimeoutError):
-            return True
+            return True, ""
+        return progressed, reason
 
     def _meet_router(self) -> None:
-        """Wait for the router, learn its incarnation and give it every replica. Raises PoolError if it does
-        not come.
-        """
+        """Wait for the router and give it every replica. Raises PoolError if it does not come."""
         deadline = time.monotonic() + ROUTER_BACK_S
         while True:
             try:
                 self._incarnation, self._router_pid = check_hello(
                     ray.get(self._router.hello.remote(), timeout=REPLY_S)
                 )
-                ray.get([self._attaching(slot) for slot in self._supervisor.up()], timeout=REPLY_S)
+                up = self._supervisor.up()
+                ray.get([self._attaching(slot) for slot in up], timeout=REPLY_S)
             except (ray.exceptions.RayTaskError, ray.exceptions.ActorDiedError) as error:
                 raise PoolError(f"the router cannot be used: {error}") from error
             except (ray.exceptions.RayError, TimeoutError) as error:
@@ -185,6 +181,8 @@ class ReplicaPool:
                     raise PoolError(f"the router did not come back in {ROUTER_BACK_S} s: {error}") from error
                 time.sleep(0.05)
             else:
+                for slot in up:
+                    slot.attached = True
                 return
 
     def _recover_router(self) -> None:
@@ -194,13 +192,14 @@ class ReplicaPool:
         for window in self._ledger.open_windows():
             self._send(window, self._ledger.missing(window))
 
-    def _send(self, window: int, chosen: Int32Array) -> bool:
+    def _send(self, window: int, chosen: Int32Array, *, first: bool = False) -> bool:
         facts = self._supervisor.facts
         assert facts is not None
         rules = CutRules(facts.digest, int(facts.descriptor["vocab_size"]), self._config.build_overhead_rows)
         head = cut_window(
             self._ledger.items(window), rules, client=self._client, window=window, chosen=chosen
         )
+        self._ledger.ideal_rows += head.ideal_rows if first else 0
         call = self._router.submit.remote(self._incarnation, encode_window(head), self._tokens[window])
         try:
             return bool(ray.get(call, timeout=REPLY_S))
@@ -285,7 +284,7 @@ class ReplicaPool:
 
 
 def _actor_options(config: PoolConfig, threads: int, cpus: int) -> dict[str, Any]:
-    """What Ray must set aside for one replica. More replicas than cores share them rather than wait for ever."""
+    """What Ray must set aside for one replica. More replicas than cores share them; none waits for ever."""
     options: dict[str, Any] = {"num_cpus": threads if threads * config.replicas <= cpus else 0}
     if config.device == "cuda":
         options["num_gpus"] = 1

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from .ledger import Ledger
+
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
@@ -20,9 +22,7 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStatus:
-    """One slot. state: starting, up, waiting or given up. busy_s: seconds its engine computed. pid: 0 if it
-    never ran.
-    """
+    """One slot. state: starting, up, waiting or given up; busy_s: engine seconds; pid: 0 if it never ran."""
 
     slot: int
     generation: int
@@ -38,10 +38,11 @@ class ReplicaStatus:
 
 @dataclass(frozen=True, slots=True)
 class PoolStatus:
-    """A snapshot. Rows are tokens run through the model: computed by replicas, total without any sharing, and
-    ideal if each
+    """A snapshot.
 
-    shared prefix of a window were computed once. Totals are since the router started.
+    tokens_computed: run through the model for what this client has; tokens_total: the same if nothing were
+    shared; tokens_ideal: the same if each shared prefix of a window were computed once. The queue, prefixes and
+    the counters after deaths are the router's and start anew with it.
     """
 
     replicas: tuple[ReplicaStatus, ...]
@@ -86,17 +87,19 @@ class SlotView(Protocol):
     trouble: str
 
 
-def pool_status(slots: Sequence[SlotView], deaths: int, body: Mapping[str, Any]) -> PoolStatus:
-    """Join what the owner of the replicas knows with what the router counted."""
+def pool_status(
+    slots: Sequence[SlotView], deaths: int, ledger: Ledger, body: Mapping[str, Any]
+) -> PoolStatus:
+    """Join what the owner of the replicas, the client and the router know."""
     counters = body["counters"]
     replicas = tuple(_replica(slot, body["replicas"].get(str(slot.index), {})) for slot in slots)
     return PoolStatus(
         replicas=replicas,
         queued_items=body["queued"],
         finished_items=counters["items"],
-        tokens_computed=counters["computed_rows"],
-        tokens_total=counters["total_rows"],
-        tokens_ideal=counters["ideal_rows"],
+        tokens_computed=ledger.computed_rows,
+        tokens_total=ledger.total_rows,
+        tokens_ideal=ledger.ideal_rows,
         prefixes=sum(replica.prefixes for replica in replicas),
         prefix_bytes=sum(replica.prefix_bytes for replica in replicas),
         deaths=deaths,

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Node:
-    """One prefix. holders: bit r is set while replica slot r holds it. uses: window -> its run [low, high) of
-    positions.
+    """One prefix.
+
+    holders: bit r is set while replica slot r holds it. uses: window -> its run [low, high) of positions.
     """
 
     digest: bytes
@@ -22,9 +23,7 @@ class Node:
 
 
 class PoolTree:
-    """Nodes by digest. A node is kept while it has a holder or a use, so the tree never outgrows the work and
-    the pools.
-    """
+    """Nodes by digest, each kept while it has a holder or a use: the tree never outgrows work and pools."""
 
     def __init__(self) -> None:
         self._nodes: dict[bytes, Node] = {}
@@ -64,9 +63,7 @@ class PoolTree:
         return bool(self._nodes[digest].holders & ~(1 << slot))
 
     def hits(self, digest: bytes) -> dict[int, int]:
-        """For every replica that holds a prefix on the way to this node: the longest it holds, in tokens. One
-        walk.
-        """
+        """The longest prefix, in tokens, that each replica holds on the way to this node. One walk."""
         found: dict[int, int] = {}
         seen = 0
         while digest:

@@ -1,6 +1,4 @@
-"""The end of processes that Ray was told to end: on this host we see to it, so that a pool leaves none
-behind.
-"""
+"""The end of processes that Ray was told to end: seen to on this host, so that none stays behind."""
 
 from __future__ import annotations
 

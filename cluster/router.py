@@ -1,9 +1,7 @@
-"""The router actor: a thin, asynchronous shell around placement. It sees keys, lengths and acknowledgements,
-never a token.
+"""The router actor: a thin, asynchronous shell around placement that never sees a token.
 
 It never waits for a choice and never fetches a payload. If it dies, Ray starts it again empty; clients attach
-their
-replicas and submit what is missing again, and each replica's inventory gives the mirror back exactly.
+their replicas and submit what is missing, and each replica's inventory gives the mirror back exactly.
 """
 
 from __future__ import annotations
@@ -24,10 +22,13 @@ from ..workers.messages import decode_ack, decode_inventory, encode_command
 from ..workers.status import decode_status
 from ..workers.wire import VERSION, check_version
 from .costs import PlacementRules, Sizes
-from .placement import Finished, Placement
+from .placement import Placement
 from .wire import Delivery, decode_window, encode_deliveries
+from .work import Finished
 
 HEARTBEAT_S = 0.25
+PROBE_S = 2.0
+INVENTORY_S = 20.0  # an inventory waits for the command that runs; a frozen process never answers
 
 ROUTER_OPTIONS: dict[str, Any] = {
     "num_cpus": 0,
@@ -39,9 +40,7 @@ ROUTER_OPTIONS: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """A command on its way: references to its acknowledgement and to its scores, which only the client
-    fetches.
-    """
+    """A command on its way. result: a reference that only the client fetches."""
 
     acknowledgement: Any
     result: Any
@@ -56,6 +55,7 @@ class _Link:
     actor: Any
     sent: asyncio.Queue[_Sent] = field(default_factory=asyncio.Queue)
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    probing: bool = False
 
 
 @dataclass(slots=True)
@@ -75,7 +75,7 @@ class Router:
         self._incarnation = uuid4().hex
         self._placement = Placement(rules, Sizes({}))
         self._links: dict[int, _Link] = {}
-        self._progress: dict[tuple[int, int], bool] = {}
+        self._endings: dict[int, tuple[int, bool, str]] = {}
         self._clients: dict[str, _Client] = {}
         self._windows: dict[str, tuple[str, int, list[Any]]] = {}
         self._submissions = 0
@@ -87,39 +87,41 @@ class Router:
         return VERSION, self._incarnation, os.getpid()
 
     async def attach(self, slot: int, generation: int, actor: list[Any], status_bytes: bytes) -> None:
-        """Give work to a ready replica. Attaching it twice is harmless. Raises WireError for another wire
-        version.
-        """
+        """Give work to a ready replica; twice is harmless. Raises WireError for another wire version."""
         status = decode_status(status_bytes)
         known = self._links.get(slot)
         if known is not None and known.generation >= generation:
             return
         if known is not None:
-            self._lose(known)
+            self._lose(known, "another generation came")
         link = _Link(slot, generation, actor[0])
-        inventory = decode_inventory(await link.actor.inventory.remote())
+        try:
+            answer = await asyncio.wait_for(link.actor.inventory.remote(), INVENTORY_S)
+        except (TimeoutError, ray.exceptions.RayError):
+            # Its owner learns of it by the death, and starts another.
+            ray.kill(link.actor)
+            return
         if slot in self._links:
             return
         if status.facts is not None and not self._placement.replicas and not len(self._placement.tree):
             self._placement.sizes = Sizes(status.facts.descriptor)
         self._links[slot] = link
-        self._placement.attach(slot, generation, status.prefix_budget_bytes, inventory)
+        self._placement.attach(slot, generation, status.prefix_budget_bytes, decode_inventory(answer))
         link.tasks = [self._start(self._watch(link)), self._start(self._acknowledgements(link))]
         if self._ticker is None:
             self._ticker = self._start(self._tick())
         self._pump()
 
-    async def detach(self, slot: int, generation: int) -> bool:
-        """A replica is gone. Returns whether it got anything done while it was here."""
+    async def detach(self, slot: int, generation: int) -> tuple[bool, str]:
+        """A replica is gone. Returns whether it got anything done, and why it was given up."""
         link = self._links.get(slot)
         if link is not None and link.generation == generation:
-            self._lose(link)
-        return self._progress.get((slot, generation), False)
+            self._lose(link, "")
+        ended, progressed, reason = self._endings.get(slot, (0, False, ""))
+        return (progressed, reason) if ended == generation else (False, "")
 
     async def submit(self, incarnation: str, head_bytes: bytes, tokens: list[Any]) -> bool:
-        """Take a window, or a part of one. False if the client believes in an earlier incarnation of this
-        actor.
-        """
+        """Take a window, or a part of one. False if the client knows an earlier incarnation."""
         if incarnation != self._incarnation:
             return False
         head = decode_window(head_bytes)
@@ -134,10 +136,9 @@ class Router:
     async def collect(
         self, incarnation: str, client: str, after: int, timeout_s: float
     ) -> tuple[bytes, list[Any]] | None:
-        """Deliveries numbered above `after`, and one reference a scored one; waits for the first. None: other
-        incarnation.
+        """Deliveries numbered above `after` and a reference for each scored one; waits for the first.
 
-        Raises RuntimeError if this actor itself is broken.
+        None if the client knows an earlier incarnation. Raises RuntimeError if this actor itself is broken.
         """
         if incarnation != self._incarnation:
             return None
@@ -178,9 +179,7 @@ class Router:
         return packed
 
     def _pump(self) -> None:
-        """Send every replica what it has room for. Choosing is synchronous: nothing may change between choice
-        and count.
-        """
+        """Send every replica what it has room for. Synchronous: nothing changes between choice and count."""
         for slot, link in list(self._links.items()):
             while (command := self._placement.next_command(slot, time.monotonic())) is not None:
                 tokens = self._windows[command.window][2]
@@ -198,12 +197,12 @@ class Router:
                     self._deliver(finished, sent.result)
                 if self._placement.replicas[link.slot].resyncing and ack.epoch == self._epoch(link):
                     self._placement.resync(link.slot, decode_inventory(await link.actor.inventory.remote()))
-            except ray.exceptions.RayError:
+            except ray.exceptions.RayError as error:
                 # Dead, unreachable or unfit: whichever it is, nothing it may still do will be believed.
-                self._lose(link)
+                self._lose(link, _reason(error))
                 return
             if self._placement.is_unfit(link.slot):
-                self._lose(link)
+                self._lose(link, f"it refused everything, the last time with: {ack.refused}")
                 return
             self._pump()
 
@@ -214,17 +213,31 @@ class Router:
         """The fastest sign of a death: the failure of a call that never returns."""
         try:
             await link.actor.until_death.remote()
-        except ray.exceptions.RayError:
-            self._lose(link)
+        except ray.exceptions.RayError as error:
+            self._lose(link, _reason(error))
 
     async def _tick(self) -> None:
         """Replicas that hang give no sign at all; only a deadline finds them."""
         while True:
             await asyncio.sleep(HEARTBEAT_S)
             for slot in self._placement.overdue(time.monotonic()):
-                self._lose(self._links[slot])
+                link = self._links[slot]
+                if not link.probing:
+                    link.probing = True
+                    link.tasks.append(self._start(self._probe(link)))
 
-    def _lose(self, link: _Link) -> None:
+    async def _probe(self, link: _Link) -> None:
+        """Ask a late replica for a sign of life: one that answers is given time, once; else it is lost."""
+        try:
+            await asyncio.wait_for(link.actor.health.remote(), PROBE_S)
+        except (TimeoutError, ray.exceptions.RayError):
+            self._lose(link, "a command took far longer than it should, and the process does not answer")
+            return
+        link.probing = False
+        if link.slot in self._placement.overdue(time.monotonic()) and not self._placement.spare(link.slot):
+            self._lose(link, "a command took far longer than it should, though the process answers")
+
+    def _lose(self, link: _Link, reason: str) -> None:
         """Give a replica up: end it for certain, and give its work to the others."""
         if self._links.get(link.slot) is not link:
             return
@@ -232,7 +245,7 @@ class Router:
         ray.kill(link.actor)
         acknowledged = self._placement.replicas[link.slot].mirror.acknowledged
         given_up = self._placement.detach(link.slot)
-        self._progress[link.slot, link.generation] = bool(acknowledged or given_up)
+        self._endings[link.slot] = (link.generation, bool(acknowledged or given_up), reason)
         for finished in given_up:
             self._deliver(finished, None)
         current = asyncio.current_task()
@@ -252,6 +265,7 @@ class Router:
             error_class=finished.error_class,
             message=finished.message,
             attempts=finished.attempts,
+            rows=finished.rows,
         )
         inbox.deliveries.append((delivery, result))
         inbox.news.set()
@@ -269,6 +283,12 @@ class Router:
             self._broken = f"router failed: {type(error).__name__}: {error}"
             for client in self._clients.values():
                 client.news.set()
+
+
+def _reason(error: Exception) -> str:
+    """What a replica's own exception says, without Ray's stack trace; else the kind of death."""
+    cause = getattr(error, "cause", None)
+    return str(cause) if cause is not None else type(error).__name__
 
 
 def check_hello(hello: tuple[int, str, int]) -> tuple[str, int]:

@@ -1,4 +1,4 @@
-"""Who does which part of a window: the cut into runs, what a replica takes next, and what it may take from another. Pure."""
+"""Who does which part of a window: the cut, what comes next, what is taken from another. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def assign(state: PoolState, plan: Plan) -> None:
 def next_segment(state: PoolState, work: Work) -> Segment | None:
     """What a replica works on next, now the head of its run; None if there is nothing for it.
 
-    The head of its run; before that a loose segment of an older window; else any loose one, cheapest first; else a theft.
+    A loose segment of an older window comes first, then its own run, then any loose segment, then a theft.
     """
     if state.loose and not (work.run and _age(state, work.run[0]) <= _age(state, state.loose[0])):
         loose = state.loose
@@ -63,7 +63,7 @@ def _cost(state: PoolState, segment: Segment, work: Work) -> float:
 
 
 def _steal(state: PoolState, work: Work) -> bool:
-    """Take the tail half of the richest run, cut where it splits no prefix if possible, when that is worth the path."""
+    """Take the tail half of the richest run, at a prefix border if possible, when that is worth the path."""
     others = [other for other in state.replicas.values() if other is not work and other.run]
     if not others:
         return False

@@ -1,9 +1,7 @@
-"""The cut of one window into shared prefixes: sort by token ids, keep a node only where items part and it
-pays.
+"""The cut of one window into shared prefixes: a node where sorted items part, if it pays.
 
 Pure NumPy, no Ray. Invariant: a node serves an item only if the item still computes the row before each id it
-scores, so a
-shared prefix never changes which rows are scored.
+scores, so a shared prefix never changes which rows are scored.
 """
 
 from __future__ import annotations
@@ -83,9 +81,7 @@ def prefix_digest(token_ids: Int32Array, depth: int, model_digest: str) -> bytes
 
 
 def _usable_lengths(items: Items, vocab_size: int) -> Int32Array:
-    """int32 [n]: longest prefix of each item that others may share; 0 for one with an id outside the
-    vocabulary.
-    """
+    """int32 [n]: longest prefix that others may share; 0 for an item with an id outside the vocabulary."""
     lengths = np.diff(items.offsets)
     usable = np.maximum(lengths - items.n_scored - 1, 0)
     bad = np.flatnonzero((items.token_ids < 0) | (items.token_ids >= vocab_size))
@@ -94,9 +90,7 @@ def _usable_lengths(items: Items, vocab_size: int) -> Int32Array:
 
 
 def _prefix_order(items: Items, usable: Int32Array, wanted: Int32Array) -> Int32Array:
-    """The wanted items sorted by their usable prefix (then by the rest): a depth-first walk of the prefix
-    tree.
-    """
+    """The wanted items sorted by usable prefix, then by the rest: a depth-first walk of the tree."""
     keys = items.token_ids.astype(">u4").tobytes()
     starts = items.offsets[:-1]
     begins, middles, ends = 4 * starts, 4 * (starts + usable), 4 * items.offsets[1:]
@@ -121,9 +115,7 @@ def _shared_lengths(items: Items, usable: Int32Array, order: Int32Array) -> Iter
 
 
 def _trie(shared: Iterable[int], num_items: int) -> _Trie:
-    """Every place where sorted items part, from the lengths that neighbours share (the usual walk with a
-    stack).
-    """
+    """Every place where sorted items part, from what neighbours share: the usual walk with a stack."""
     closed: list[tuple[int, int, int]] = []  # (low, length, high)
     open_nodes: list[tuple[int, int]] = []  # (low, length), lengths strictly rising
     for right, length in enumerate([*shared, 0], start=1):
@@ -167,9 +159,7 @@ def _rows_computed(trie: _Trie, rows: Int32Array) -> int:
 
 
 def _worth_building(trie: _Trie, overhead_rows: int) -> _Trie:
-    """The nodes whose (uses - 1) x own rows exceed the overhead of one build, measured from the nearest kept
-    ancestor.
-    """
+    """The nodes whose (uses - 1) x own rows, after the nearest kept ancestor, exceed one build's overhead."""
     uses = np.zeros(len(trie.lengths) + 1, dtype=np.int64)
     np.add.at(uses, np.array(trie.parents, dtype=np.int64), 1)
     uses[: len(trie.lengths)] += np.bincount(trie.node_of[trie.node_of >= 0], minlength=len(trie.lengths))

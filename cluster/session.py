@@ -1,6 +1,4 @@
-"""The Ray session of a pool: joined if there is one, else started for this process alone, quiet and at normal
-priority.
-"""
+"""The Ray session of a pool: joined if there is one, else its own, quiet and at normal priority."""
 
 from __future__ import annotations
 
@@ -10,10 +8,11 @@ import os
 import ray
 
 _QUIET = {
-    "RAY_worker_niceness": "0",  # Ray runs workers at niceness 15 otherwise, also on a machine that is ours alone
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # its new default, which it warns about while the variable is not set
+    # Ray runs workers at niceness 15 otherwise, also on a machine that is ours alone.
+    "RAY_worker_niceness": "0",
+    # Ray's coming default, which it warns about for as long as the variable is not set.
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_TQDM_PATCH_PRINT": "0",
 }
 
 

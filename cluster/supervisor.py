@@ -1,5 +1,4 @@
-"""The replicas of one pool as their owner sees them: started side by side, watched, and replaced under a new
-generation.
+"""The replicas of one pool as their owner sees them: started, watched, replaced by new generations.
 
 Invariant: a slot is given up after `crash_limit` deaths in a row without any work done; nothing is retried
 for ever.
@@ -40,6 +39,7 @@ class Slot:
     watch: Any = None
     status: Status | None = None
     status_bytes: bytes = b""
+    attached: bool = False
     barren: int = 0
     restart_s: float = 0.0
     trouble: str = ""
@@ -61,8 +61,9 @@ class Supervisor:
         self._actor_class = ray.remote(**REPLICA_OPTIONS)(Replica)
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._attach: Callable[[Slot], None] = lambda slot: None
-        self._detach: Callable[[Slot], bool] = lambda slot: False
+        self._attach: Callable[[Slot], bool] = lambda slot: False
+        self._failure = ""
+        self._detach: Callable[[Slot], tuple[bool, str]] = lambda slot: (False, "")
 
     def spawn_all(self) -> None:
         """Start every replica, without waiting."""
@@ -70,9 +71,7 @@ class Supervisor:
             self._spawn(slot)
 
     def wait_ready(self, timeout_s: float, *, allow_mixed: bool) -> None:
-        """Wait until every replica has loaded. Raises PoolError with the phase and message of one that did
-        not.
-        """
+        """Wait until every replica has loaded. Raises PoolError with the reason of one that did not."""
         self._allow_mixed = allow_mixed
         deadline = time.monotonic() + timeout_s
         for slot in self.slots:
@@ -87,7 +86,7 @@ class Supervisor:
             if trouble := self._welcome(slot, answer):
                 raise PoolError(trouble)
 
-    def watch(self, attach: Callable[[Slot], None], detach: Callable[[Slot], bool]) -> None:
+    def watch(self, attach: Callable[[Slot], bool], detach: Callable[[Slot], tuple[bool, str]]) -> None:
         """Begin to replace dead replicas."""
         self._attach, self._detach = attach, detach
         self._thread = threading.Thread(target=self._watch, name="pool-supervisor", daemon=True)
@@ -99,6 +98,8 @@ class Supervisor:
 
     def trouble(self) -> str:
         """Why nothing can go on, if every slot was given up; else empty."""
+        if self._failure:
+            return self._failure
         if any(slot.state != "given up" for slot in self.slots):
             return ""
         return f"all {len(self.slots)} replicas were lost; the last: {self.slots[-1].trouble}"
@@ -109,12 +110,9 @@ class Supervisor:
         if self._thread is not None:
             self._thread.join()
         alive = [slot for slot in self.slots if slot.actor is not None and slot.state in ("up", "starting")]
-        for slot in alive:
-            if slot.state == "up":
-                slot.actor.drain.remote()
-        watches = [slot.watch for slot in alive if slot.state == "up"]
-        if watches:
-            ray.wait(watches, num_returns=len(watches), timeout=timeout_s)
+        drained = [slot.actor.drain.remote() for slot in alive if slot.state == "up"]
+        if drained:
+            ray.wait(drained, num_returns=len(drained), timeout=timeout_s)
         for slot in self.slots:
             if slot.actor is not None:
                 ray.kill(slot.actor)
@@ -125,15 +123,15 @@ class Supervisor:
         hide_gpus = not self._options.get("num_gpus")
         slot.actor = self._actor_class.options(**self._options).remote(self._settings, hide_gpus)
         slot.ready, slot.watch = slot.actor.ready.remote(), slot.actor.until_death.remote()
-        slot.state = "starting"
+        slot.state, slot.attached = "starting", False
 
     def _welcome(self, slot: Slot, answer: bytes) -> str:
-        """Check what a replica says of itself. Returns why it cannot be used, or nothing and the slot is up."""
+        """Check what a replica says of itself. Returns why it is of no use, or nothing and it is up."""
         status = decode_status(answer)
         if status.state != State.READY or status.facts is None:
             return (
-                f"replica {slot.index} could not load {self._settings.model}: phase {status.phase}: {status.message} "
-                f"({self._settings.threads} threads, {status.memory_bytes} bytes in use, options {self._settings.load_options})"
+                f"replica {slot.index} could not load {self._settings.model}: phase {status.phase}: "
+                f"{status.message} (threads {self._settings.threads}, options {self._settings.load_options})"
             )
         if self.facts is None:
             self.facts = status.facts
@@ -147,7 +145,10 @@ class Supervisor:
         for name in ("digest", "numerics_id", "self_test"):
             ours, theirs = getattr(self.facts, name), getattr(facts, name)
             if ours != theirs and (name == "digest" or not self._allow_mixed):
-                return f"replica {index} has {name} {theirs}, the pool has {ours}: scores would depend on placement"
+                return (
+                    f"replica {index} has {name} {theirs}, the pool has {ours}: "
+                    "scores would depend on placement: use equal machines and builds, or allow_mixed"
+                )
         return ""
 
     def _late(self, slot: Slot, timeout_s: float) -> str:
@@ -155,21 +156,33 @@ class Supervisor:
         asked = {key: self._options.get(key) for key in ("num_cpus", "num_gpus")}
         return (
             f"replica {slot.index} was not ready in {timeout_s} s: it asked for {asked}, the cluster has "
-            f"{have.get('CPU', 0)} CPU and {have.get('GPU', 0)} GPU, of which {free.get('CPU', 0)} and {free.get('GPU', 0)} are free"
+            f"{have.get('CPU', 0)} CPU and {have.get('GPU', 0)} GPU, free are "
+            f"{free.get('CPU', 0)} and {free.get('GPU', 0)}"
         )
 
     def _watch(self) -> None:
-        while not self._stop.is_set():
-            waiting = {slot.watch: slot for slot in self.slots if slot.state in ("up", "starting")}
-            waiting |= {slot.ready: slot for slot in self.slots if slot.state == "starting"}
-            done, _ = ray.wait(list(waiting), num_returns=1, timeout=POLL_S) if waiting else ([], [])
-            for reference in done:
-                self._handle(waiting[reference], reference)
-            for slot in self.slots:
-                if slot.state == "waiting" and time.monotonic() >= slot.restart_s:
-                    self._spawn(slot)
-            if not waiting:
-                self._stop.wait(POLL_S)
+        try:
+            while not self._stop.is_set():
+                self._turn()
+        except BaseException as error:
+            # Nobody would replace a replica from here on: an error, and not a job that waits for ever.
+            self._failure = f"the supervisor of the replicas failed: {type(error).__name__}: {error}"
+            raise
+
+    def _turn(self) -> None:
+        """Wait for one event of a replica, briefly, and do what is due."""
+        waiting = {slot.watch: slot for slot in self.slots if slot.state in ("up", "starting")}
+        waiting |= {slot.ready: slot for slot in self.slots if slot.state == "starting"}
+        done, _ = ray.wait(list(waiting), num_returns=1, timeout=POLL_S) if waiting else ([], [])
+        for reference in done:
+            self._handle(waiting[reference], reference)
+        for slot in self.slots:
+            if slot.state == "waiting" and time.monotonic() >= slot.restart_s:
+                self._spawn(slot)
+            if slot.state == "up" and not slot.attached:
+                slot.attached = self._attach(slot)
+        if not waiting:
+            self._stop.wait(POLL_S)
 
     def _handle(self, slot: Slot, reference: Any) -> None:
         try:
@@ -184,17 +197,13 @@ class Supervisor:
         if trouble:
             ray.kill(slot.actor)
             self._lost(slot, trouble)
-        else:
-            self._attach(slot)
 
     def _lost(self, slot: Slot, trouble: str) -> None:
-        """Plan the next generation: at once if the last one did any work, else later each time, and in the
-        end never.
-        """
+        """Plan the next generation: at once if this one did any work, else later and in the end never."""
         self.deaths += 1
-        progressed = self._detach(slot) if slot.state == "up" else False
+        progressed, reason = self._detach(slot) if slot.state == "up" else (False, "")
         slot.barren = 0 if progressed else slot.barren + 1
-        slot.trouble = trouble
+        slot.trouble = reason or trouble
         if slot.barren >= self._crash_limit:
             slot.state = "given up"
             return

@@ -1,4 +1,4 @@
-"""What a client and the router say to each other, behind the same version byte as the commands of a replica."""
+"""What a client and the router say to each other, behind the version byte of the commands."""
 
 from __future__ import annotations
 
@@ -48,8 +48,7 @@ class WindowHead:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """Items of one window that are finished. error_class is empty when their scores lie in the result
-    reference.
+    """Items of one window that are finished. error_class is empty when they have scores.
 
     number: grows by one a delivery; a client names the last one it has, and the router forgets up to there.
     """
@@ -60,6 +59,7 @@ class Delivery:
     error_class: str
     message: str
     attempts: int
+    rows: int
 
 
 def encode_window(head: WindowHead) -> bytes:
@@ -115,7 +115,8 @@ def _check_window(head: WindowHead) -> None:
 def encode_deliveries(deliveries: list[Delivery]) -> bytes:
     """What a client collects as bytes."""
     fields: list[object] = [
-        [d.number, d.window, array_fields(d.items), d.error_class, d.message, d.attempts] for d in deliveries
+        [d.number, d.window, array_fields(d.items), d.error_class, d.message, d.attempts, d.rows]
+        for d in deliveries
     ]
     return pack("deliveries", [fields])
 
@@ -127,7 +128,7 @@ def decode_deliveries(message: bytes) -> list[Delivery]:
 
 
 def _delivery_from(value: object) -> Delivery:
-    number, window, items, error_class, message, attempts = record(value, 6)
+    number, window, items, error_class, message, attempts, rows = record(value, 7)
     return Delivery(
         number=counted(number),
         window=counted(window),
@@ -135,4 +136,5 @@ def _delivery_from(value: object) -> Delivery:
         error_class=typed(error_class, str),
         message=typed(message, str),
         attempts=counted(attempts),
+        rows=counted(rows),
     )

@@ -1,4 +1,4 @@
-"""Everything placement knows: replicas with their mirrors and runs, windows, what lies loose, and what was counted. Pure."""
+"""Everything placement knows: replicas, windows, what lies loose, what was counted. Pure."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from .pool_tree import PoolTree
 
 @dataclass(slots=True)
 class Work:
-    """One replica as placement sees it: its mirror, its measured rate and its run of the plan, first segment
-    first.
-    """
+    """One replica as placement sees it. run: its part of the plan. spared: late once, but it answered."""
 
     mirror: Mirror
     rates: Rates
     run: deque[Segment] = field(default_factory=deque)
     resyncing: bool = False
+    spared: bool = False
     refusals_in_row: int = 0
     busy_s: float = 0.0
 
@@ -44,21 +43,22 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """Items of a window that need nothing more. error_class is empty when they have scores."""
+    """Items of a window that need nothing more. No error_class: they have scores. rows: computed for them."""
 
     window: str
     items: Int32Array
     error_class: str = ""
     message: str = ""
     attempts: int = 1
+    rows: int = 0
 
 
 @dataclass(slots=True)
 class PoolState:
     """The data that placement decides on. An item not finished is in one run, loose, lone or in flight.
 
-    loose: segments that no replica's run has. lone: single items that must run alone. unbuildable: prefixes that an
-    engine refused for a reason that will not pass.
+    loose: segments that no replica's run has. lone: items that must run alone. unbuildable: prefixes
+    that an engine refused for a reason that will not pass.
     """
 
     rules: PlacementRules

@@ -55,9 +55,7 @@ class _Snapshot:
 
 
 class EngineThread:
-    """Owns one model on one thread. All methods may be called from any thread and none waits for a forward
-    but close.
-    """
+    """Owns one model on one thread. Any thread may call; only close waits for a forward."""
 
     def __init__(self, settings: ReplicaSettings, gap_s: float = GAP_S) -> None:
         self._settings = settings
@@ -171,9 +169,7 @@ class EngineThread:
         return executor
 
     def _next_work(self) -> _Ticket | tuple[int, Future[Inventory]] | None:
-        """The next inquiry or command in order; None when drained. Waits on the condition, never on the clock
-        alone.
-        """
+        """The next inquiry or command in order; None when drained."""
         while True:
             with self._condition:
                 self._beat_s = time.monotonic()

@@ -1,6 +1,4 @@
-"""One command on one model: drop, build, score in one packed call, and isolate the items that cannot be
-scored.
-"""
+"""One command on one model: drop, build, score in one call, isolate what cannot be scored."""
 
 from __future__ import annotations
 
@@ -181,9 +179,7 @@ class Executor:
 
 
 def item_error_class(error: Exception) -> str | None:
-    """The class of errors.jsonl for what the engine says about an item, or None if it says that the engine is
-    broken.
-    """
+    """The class of errors.jsonl for what the engine says of an item; None if the engine is broken."""
     if is_a(error, "OutOfMemoryError") or isinstance(error, MemoryError):
         return "out_of_memory"
     if is_a(error, "RowBudgetError"):

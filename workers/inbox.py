@@ -1,9 +1,7 @@
-"""The order of commands of one replica: by (epoch, sequence), whatever order calls arrive in. Pure, with the
-time passed in.
+"""The order of commands of one replica: by (epoch, sequence), whatever order calls arrive in.
 
-A refusal ends the epoch for commands: what was sent after a refused command was planned on top of it, so it
-is refused too,
-and the sender starts a new epoch with an inventory.
+Pure, with the time passed in. A refusal ends the epoch for commands: what was sent after a refused command
+was planned on top of it, so it is refused too, and the sender starts a new epoch with an inventory.
 """
 
 from __future__ import annotations

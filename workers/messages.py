@@ -1,6 +1,4 @@
-"""Encoders and decoders of each message of the wire, side by side, so that a field cannot be written and not
-read.
-"""
+"""Encoders and decoders of each message, side by side: no field can be written and not read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The face of a native model that a worker needs, so that a worker can be proven on a model made for tests."""
+"""The face of a native model that a worker needs, so that it can be proven on a model made for tests."""
 
 from __future__ import annotations
 
@@ -66,8 +66,7 @@ class Model(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSettings:
-    """What one replica loads. threads: engine threads. prefix_budget_bytes: most bytes of prefixes it may
-    hold.
+    """What one replica loads. prefix_budget_bytes: most bytes of prefixes it may hold.
 
     factory: "module:function" with the signature of tinyloop.native.load_model.
     """
@@ -86,7 +85,5 @@ class ReplicaSettings:
 
 
 def is_a(error: BaseException, name: str) -> bool:
-    """Whether an exception is of the engine's class of that name: by name, since a worker is not tied to one
-    engine.
-    """
+    """Whether an exception has the engine's class of that name: a worker is not tied to one engine."""
     return any(base.__name__ == name for base in type(error).__mro__)

@@ -1,6 +1,4 @@
-"""The prefixes one replica holds. It builds and drops what it is told, refuses what does not fit, and never
-evicts.
-"""
+"""The prefixes one replica holds: built and dropped as told, refused if too large, never evicted."""
 
 from __future__ import annotations
 
@@ -70,9 +68,7 @@ class PrefixTable:
         return built
 
     def matching(self, digest: bytes, token_ids: Int32Array) -> Prefix | None:
-        """The handle of a held prefix if the ids really start with it. A mismatch is counted and answers
-        None.
-        """
+        """The handle of a held prefix if the ids really start with it; else None, counted."""
         held = self._held[digest]
         length = len(held.token_ids)
         if len(token_ids) > length and np.array_equal(held.token_ids, token_ids[:length]):
@@ -146,9 +142,7 @@ class PrefixTable:
         return held
 
     def _restore(self, dropped: list[Held], built: list[Held]) -> None:
-        """Undo a half-done change. What was dropped fitted before, so building it again cannot fail for lack
-        of memory.
-        """
+        """Undo a half-done change. What was dropped fitted before, so it fits again."""
         for held in reversed(built):
             self._remove(held.digest)
         for held in sorted(dropped, key=lambda held: len(held.token_ids)):

@@ -1,15 +1,13 @@
-"""The Ray actor around one engine thread: glue only. It answers health while a forward runs and never fails
-to start.
-"""
+"""The Ray actor around one engine thread: it answers health during a forward and never fails to start."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import threading
 from collections import OrderedDict
 from typing import Any
 
+import numpy as np
 import ray
 
 from .engine_thread import EngineThread
@@ -22,9 +20,7 @@ WINDOWS_KEPT = 3
 
 
 class Replica:
-    """One process, one model. `run` and `inventory` go to the engine thread; the control group reads
-    snapshots.
-    """
+    """One process, one model. The control group reads snapshots and never waits for the engine."""
 
     def __init__(self, settings: ReplicaSettings, hide_gpus: bool) -> None:
         if hide_gpus:
@@ -66,17 +62,18 @@ class Replica:
 
     @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
     async def drain(self) -> None:
-        """Finish what waits, close the model, then end this process."""
+        """Finish what waits and close the model. The owner then ends this process."""
         self._engine.drain()
         await asyncio.shield(asyncio.wrap_future(self._engine.ended))
-        # After the answer has left. An actor that exits through Ray would run its hooks for longer than a
-        # pool waits.
-        threading.Timer(0.05, os._exit, args=(0,)).start()
 
     async def _window(self, name: str, reference: list[Any]) -> WindowTokens:
         if name not in self._windows:
             token_ids, offsets, n_scored = await reference[0]
-            self._windows[name] = WindowTokens(token_ids, offsets, n_scored)
+            # Views, since an array from the object store has a dtype equal to int32 but not the one object
+            # that the engine asks for.
+            self._windows[name] = WindowTokens(
+                token_ids.view(np.int32), offsets.view(np.int64), n_scored.view(np.int32)
+            )
             while len(self._windows) > WINDOWS_KEPT:
                 self._windows.popitem(last=False)
         self._windows.move_to_end(name)

@@ -1,6 +1,4 @@
-"""What a replica proves before it takes work: it scores every id, its packed call equals its plain one, and
-its bits are known.
-"""
+"""What a replica proves before it takes work: every id scored, the same bits packed, plain and by prefix."""
 
 from __future__ import annotations
 
@@ -20,9 +18,7 @@ class SelfTestError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class SelfTest:
-    """digest: of the bits of the log-probabilities, equal on replicas that compute alike. total: their sum,
-    in nats.
-    """
+    """digest: of the bits of the scores, equal on replicas that compute alike. total: their sum in nats."""
 
     digest: str
     total: float

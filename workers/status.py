@@ -33,10 +33,9 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """A snapshot. phase and message: what failed, if unfit. step_age_s: how long the running command has run,
-    0 if none.
+    """A snapshot. phase and message: what failed, if unfit.
 
-    beat_age_s: seconds since the engine thread last passed through its loop.
+    step_age_s: how long the running command has run, 0 if none. beat_age_s: since the thread's loop turned.
     """
 
     state: str
@@ -66,11 +65,12 @@ def encode_status(status: Status) -> bytes:
 def decode_status(message: bytes) -> Status:
     """A status from bytes. Raises WireError."""
     *values, facts = unpack("status", message, len(fields(Status)))
-    kinds = {"str": str, "int": int, "float": float}
-    checked = [
-        typed(value, kinds[str(entry.type)]) for value, entry in zip(values, fields(Status)[:-1], strict=True)
-    ]
-    return Status(*checked, facts=None if facts is None else _facts_from(facts))
+    kinds: dict[str, type] = {"str": str, "int": int, "float": float}
+    known: dict[str, Any] = {
+        entry.name: typed(value, kinds[str(entry.type)])
+        for value, entry in zip(values, fields(Status)[:-1], strict=True)
+    }
+    return Status(**known, facts=None if facts is None else _facts_from(facts))
 
 
 def _facts_from(value: object) -> ModelFacts:

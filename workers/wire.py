@@ -1,9 +1,7 @@
-"""What a router and a replica say to each other: msgpack behind one version byte. Bytes are data and are
-never unpickled.
+"""What a router and a replica say to each other: msgpack behind one version byte, never unpickled.
 
 Arrays travel as (dtype, bytes). Every decoder checks each field's type and raises WireError for anything
-else, so hostile or
-torn bytes can be refused but never obeyed.
+else, so hostile or torn bytes can be refused but never obeyed.
 """
 
 from __future__ import annotations
@@ -31,9 +29,7 @@ class WireError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """One prefix to build: ids [begin, end) of item `source` after the prefix `parent` (empty: from the
-    start).
-    """
+    """One prefix to build: ids [begin, end) of item `source` after the prefix `parent`, if any."""
 
     digest: bytes
     parent: bytes
@@ -90,9 +86,7 @@ class ItemFailure:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Scores of one command; the layout is that of Scored: offsets int64 [m + 1] into logprobs f32 and greedy
-    bool.
-    """
+    """Scores of one command. Item i at offsets[i]:offsets[i + 1] of logprobs f32 and greedy bool."""
 
     items: Int32Array
     logprobs: NDArray[np.float32]
@@ -146,7 +140,7 @@ def check_version(theirs: int) -> None:
     """Raises WireError naming both versions when the peer speaks another one."""
     if theirs != VERSION:
         raise WireError(
-            f"peer speaks wire version {theirs}, this process speaks {VERSION}: install one version everywhere"
+            f"peer speaks wire version {theirs}, this process {VERSION}: install one version everywhere"
         )
 
 

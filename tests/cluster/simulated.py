@@ -116,7 +116,7 @@ class SimulatedReplica:
 
 @dataclass
 class Simulation:
-    """Placement and replicas on one simulated clock; the next event is always the earliest acknowledgement."""
+    """Placement and replicas on one simulated clock; the next event is the earliest acknowledgement."""
 
     replicas: dict[int, SimulatedReplica]
     rules: PlacementRules = field(default_factory=PlacementRules)

@@ -59,7 +59,7 @@ class FakePrefix:
 
 
 def expected_logprobs(ids: NDArray[np.int32], depth: int) -> NDArray[np.float32]:
-    """float32 [n - 1]: the log-probability of ids[1:], from a hash of everything before and including each."""
+    """float32 [n - 1]: log-probability of each of ids[1:], a hash of all ids up to it."""
     powers = np.cumprod(np.full(len(ids), 6364136223846793005, dtype=np.uint64))
     mixed = np.cumsum((ids.astype(np.int64).astype(np.uint64) + np.uint64(7)) * powers, dtype=np.uint64)
     mixed ^= mixed >> np.uint64(29)
