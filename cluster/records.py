@@ -15,7 +15,7 @@ from .rows import TASK_NAMES, Row, RowFailure
 from .tasks import ChoiceResult, ChoicesResult, ItemScore, PairResult, RowResult
 
 # A failure's line begins with this and a result's never does: parts hold both, in input order.
-FAILURE_START = b'{"error":'
+FAILURE_START = b'{"class":'
 
 
 def result_line(result: RowResult, depth: int, *, token_logprobs: bool = False) -> bytes:
@@ -49,7 +49,7 @@ def failure_line(failure: RowFailure) -> bytes:
     """One line of errors.jsonl, with its line feed."""
     return _dump(
         {
-            "error": failure.error_class,
+            "class": failure.error_class,
             "id": failure.id,
             "file": failure.file,
             "line": failure.line,

@@ -173,7 +173,7 @@ class Tally:
             for line in file:
                 failure = json.loads(line)
                 tally.ids.add(failure["id"])
-                tally.failures[failure["error"]] += 1
+                tally.failures[failure["class"]] += 1
         return tally
 
     def report(self) -> dict[str, Any]:

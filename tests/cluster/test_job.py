@@ -96,7 +96,7 @@ def test_each_bad_row_is_one_line_of_errors_and_the_job_goes_on(tmp_path: Path) 
     results, errors = (content.splitlines() for content in outputs(tmp_path / "out"))
     assert summary["exit_code"] == ExitCode.ROW_ERRORS
     assert [json.loads(line)["id"] for line in results] == [f"good-{i}" for i in range(len(BAD_ROWS))]
-    assert [json.loads(line)["error"] for line in errors] == [name for _, name in BAD_ROWS]
+    assert [json.loads(line)["class"] for line in errors] == [name for _, name in BAD_ROWS]
     assert [json.loads(line)["line"] for line in errors] == list(range(2, 2 * len(BAD_ROWS) + 1, 2))
     assert summary["errors_by_class"] == {name: 1 for _, name in sorted(BAD_ROWS, key=lambda row: row[1])}
 

@@ -13,7 +13,7 @@ from tinyloop.cluster.inputs import InputFile
 from tinyloop.cluster.results import Parts, publish
 from tinyloop.cluster.tasks import TaskOptions
 
-LINES = [b'{"id": "0"}\n', b'{"error": "wrong_type"}\n', b'{"id": "2"}\n', b'{"id": "3"}\n']
+LINES = [b'{"id": "0"}\n', b'{"class": "wrong_type"}\n', b'{"id": "2"}\n', b'{"id": "3"}\n']
 
 
 def test_parts_are_found_again_and_published_in_order(tmp_path: Path) -> None:
