@@ -16,6 +16,10 @@ from .errors import RowError
 Fields = dict[str, Any]
 
 
+MAX_NESTING = 200
+TOO_DEEP = f"line is nested more than {MAX_NESTING} deep: flatten it"
+
+
 @dataclass(frozen=True, slots=True)
 class Continuation:
     """Score continuation after context."""
@@ -122,12 +126,24 @@ def parse_json(line: bytes) -> Fields:
     try:
         value = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite)
     except RecursionError:
-        raise RowError("invalid_json", "line is nested too deeply") from None
+        raise RowError("invalid_json", TOO_DEEP) from None
     except ValueError as error:
         raise RowError("invalid_json", f"line is not strict JSON: {error}") from None
     if not isinstance(value, dict):
         raise RowError("wrong_type", f"line is a JSON {type(value).__name__}: one object a line is read")
+    # What is read must also be written again: the writer nests deeper than the reader, and both have a limit.
+    if line.count(b"[") + line.count(b"{") > MAX_NESTING and _nesting(value) > MAX_NESTING:
+        raise RowError("invalid_json", TOO_DEEP)
     return value
+
+
+def _nesting(value: object) -> int:
+    """How many objects and lists lie in each other, without recursion."""
+    level, depth = [value], 0
+    while level := [item for item in level if isinstance(item, dict | list)]:
+        depth += 1
+        level = [child for item in level for child in (item.values() if isinstance(item, dict) else item)]
+    return depth
 
 
 def take_id(fields: Fields) -> str | None:
@@ -180,7 +196,8 @@ def parse_task(fields: Fields, *, replace_surrogates: bool = False) -> tuple[Tas
 
 
 def _context(fields: Fields, text: Callable[[str, object], str]) -> str:
-    prefix = text("prefix", _take(fields, "prefix")) if fields.get("prefix") is not None else ""
+    given = fields.pop("prefix", None)
+    prefix = "" if given is None else text("prefix", given)
     return prefix + text("context", _take(fields, "context"))
 
 

@@ -172,6 +172,7 @@ def test_r40_byte_order_mark_and_crlf_are_accepted(tmp_path: Path) -> None:
         b'{"text": "a"} {"text": "b"}',
         b'{"text": "a"',
         b"[" * 100_000,
+        b'{"text": "a", "x": ' + b"[" * 300 + b"]" * 300 + b"}",
         b'{"text": "a", "x": ' + b"1" * 5_000 + b"}",
     ],
 )

@@ -157,6 +157,16 @@ def test_windows_double_and_the_next_is_sent_while_one_runs(
     assert pool.max_windows_waiting == 2
 
 
+def test_other_fields_come_back_as_they_were(tmp_path: Path) -> None:
+    deep: list[Any] = []
+    for _ in range(198):
+        deep = [deep]
+    extra = {"deep": deep, "big": 10**30, "null": None, "lone": "\ud800", "text ": "caf\u00e9", "f": 1e-300}
+    score(settings(tmp_path, [json.dumps({"continuation": "x", "context": "y", **extra}).encode() + b"\n"]))
+    (line,) = outputs(tmp_path / "out")[0].splitlines()
+    assert json.loads(line)["extra"] == extra
+
+
 def test_zero_rows_is_a_finished_job(tmp_path: Path) -> None:
     for i, content in enumerate((b"", b"\n \n", b"\xef\xbb\xbf")):
         summary = score(settings(tmp_path, [content], f"out-{i}"))
