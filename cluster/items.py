@@ -1,6 +1,6 @@
 """What a job hands to a pool and gets back: ragged arrays, one item a text whose tail is scored.
 
-No Ray and no text here: token ids in, log-probabilities out. An item is the unit of retry and of exactly-once.
+No Ray and no text here: token ids in, log-probabilities out. An item is the unit of retry and exactly-once.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Scored:
     """Items of one window that were scored.
 
     items:    int32 [m], indices into the window.
-    logprobs: float32 [S], natural-log probability of each scored id; S = offsets[-1]; -inf and NaN are passed on.
+    logprobs: float32 [S], ln p of each scored id; S = offsets[-1]; -inf and NaN are passed on.
     greedy:   bool [S], whether the id is the argmax (lowest id on ties).
     offsets:  int64 [m + 1] into logprobs and greedy.
     """

@@ -29,7 +29,8 @@ Array<T> require(const py::object& object, const char* name) {
   }
   const auto array = py::reinterpret_borrow<py::array>(object);
   const bool contiguous = (array.flags() & py::array::c_style) != 0;
-  if (!array.dtype().is(py::dtype::of<T>()) || array.ndim() != 1 || !contiguous) {
+  // Equal, not identical: an array that came through a pickle has a dtype object of its own.
+  if (!array.dtype().equal(py::dtype::of<T>()) || array.ndim() != 1 || !contiguous) {
     throw py::type_error(std::string(name) + " must be a contiguous array of " + wanted +
                          " with one axis, found " + std::string(py::str(array.dtype())) + " with " +
                          std::to_string(array.ndim()) + " axes");

@@ -1,0 +1,179 @@
+"""The command line: options to settings, errors to exit codes.
+
+What a command needs is imported when it runs, so that --help does not wait for Ray or tokenizers.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from . import options
+from .encoding import POLICIES
+from .errors import EXIT_CODE_MEANINGS, ExitCode, JobError, UsageError
+from .rolling import RollingPolicy
+from .settings import ErrorBudget, PoolRequest, ScoreSettings, parse_window
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Exact batch scoring with looped language models on a pool of replicas.",
+)
+
+SCORE_EPILOG = "\n\n".join(
+    [
+        "What is done to text before it is scored:",
+        "\b\n" + "\n".join(f"{name}: {text}" for name, text in POLICIES.items()),
+        "Exit codes:",
+        "\b\n" + "\n".join(f"{code:3d}  {text}" for code, text in EXIT_CODE_MEANINGS.items()),
+    ]
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"tinyloop {version('tinyloop-pool')}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Options of all commands."""
+
+
+@app.command(epilog=SCORE_EPILOG)
+def score(
+    input: options.Input,
+    output: options.Output,
+    model: options.ModelFile = None,
+    replicas: options.Replicas = None,
+    depth: options.Depth = None,
+    limit: options.Limit = None,
+    resume: options.Resume = False,
+    overwrite: options.Overwrite = False,
+    max_errors: options.MaxErrors = None,
+    fail_fast: options.FailFast = False,
+    max_seq_len: options.MaxSeqLen = None,
+    kv: options.Kv = "fp16",
+    window: options.Window = "65536",
+    work_dir: options.WorkDir = None,
+    pmi: options.Pmi = False,
+    logprobs: options.Logprobs = False,
+    threads: options.Threads = None,
+    add_bos: options.AddBos = None,
+    prefix_token: options.PrefixToken = None,
+    target_delimiter: options.TargetDelimiter = "",
+    empty_continuation: options.EmptyContinuation = "error",
+    invalid_unicode: options.InvalidUnicode = "error",
+    stride: options.Stride = None,
+    bos_every_window: options.BosEveryWindow = False,
+) -> None:
+    """Log-likelihood, multiple choice and rolling perplexity of JSONL rows.
+
+    A row is one of: context + continuation; context + choices (+ gold); context_ids + continuation_ids; text.
+    An optional prefix is put before context, id or custom_id names the row, other fields are carried through.
+    """
+    settings = ScoreSettings(
+        inputs=tuple(input),
+        output=output,
+        work_dir=work_dir,
+        resume=resume,
+        overwrite=overwrite,
+        limit=limit,
+        budget=ErrorBudget.parse(max_errors, fail_fast=fail_fast),
+        max_window_rows=parse_window(window),
+        replace_surrogates=invalid_unicode == "replace",
+        depth=depth,
+        add_bos=add_bos,
+        prefix_token=prefix_token,
+        target_delimiter=target_delimiter,
+        empty_continuation=empty_continuation,
+        pmi=pmi,
+        token_logprobs=logprobs,
+        rolling=RollingPolicy(stride, bos_every_window),
+    )
+    request = PoolRequest(model, replicas, max_seq_len, kv, threads)
+    raise typer.Exit(_score_on_pool(settings, request))
+
+
+def _score_on_pool(settings: ScoreSettings, request: PoolRequest) -> int:
+    """Run the job on a pool of its own and print what it came to. Returns the exit code."""
+    # Set before tokenizers starts its threads: it otherwise warns when Ray starts processes.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    from .closing import closing_lines
+    from .pool_backend import choose_model, open_pool
+    from .progress import display_for
+    from .score import run_score
+
+    chosen = choose_model(settings, request)
+    for warning in chosen.warnings:
+        typer.echo(f"warning: {warning}", err=True)
+    summary = run_score(settings, chosen.choice, lambda: open_pool(chosen, request), display_for())
+    for line in closing_lines(summary, settings.output):
+        typer.echo(line)
+    return int(summary["exit_code"])
+
+
+@app.command()
+def convert(
+    source: Annotated[str, typer.Argument(help="Hugging Face folder (safetensors) or GGUF file.")],
+    destination: Annotated[Path, typer.Argument(help="Model file to write, .tloop.")],
+    bits: Annotated[Literal["4", "8", "16"], typer.Option(help="Bits a weight.")] = "4",
+    group: Annotated[Literal["32", "64", "128"], typer.Option(help="Weights that share a scale.")] = "64",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the destination.")] = False,
+) -> None:
+    """Turn a model into one model file; what is not understood is refused."""
+    from ..native.convert import convert as convert_model
+
+    try:
+        convert_model(Path(source), destination, bits=int(bits), group=int(group), overwrite=overwrite)
+    except (ValueError, OSError) as error:
+        raise UsageError(f"cannot convert {source!r}: {error}") from error
+    typer.echo(f"wrote {destination} ({destination.stat().st_size / 1e6:.1f} MB)")
+
+
+@app.command()
+def inspect(
+    model: Annotated[
+        Path | None, typer.Argument(help="Model file; default: the one that ships here.")
+    ] = None,
+) -> None:
+    """Say what a model file is: family, dimensions, planes, sizes, checks."""
+    from ..native.inspect import describe
+    from ..native.models import default_model_path
+
+    path = model or default_model_path()
+    try:
+        typer.echo(describe(path))
+    except (ValueError, OSError) as error:
+        raise UsageError(f"cannot read model {str(path)!r}: {error}") from error
+
+
+def main() -> None:
+    """Run the command line and exit with its code."""
+    try:
+        app()
+    except JobError as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(int(error.exit_code))
+    except KeyboardInterrupt:
+        sys.exit(int(ExitCode.INTERRUPTED))
+    except Exception:
+        # The end of the line: a defect here or in a library must not look like a usage error, and a folder
+        # that was
+        # begun is resumable whatever happened.
+        traceback.print_exc()
+        sys.exit(int(ExitCode.INFRASTRUCTURE))

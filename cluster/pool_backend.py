@@ -1,0 +1,206 @@
+"""A model file and a Ray pool as the backend of a job."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..native.format import FormatError, Header, read_header
+from ..native.models import default_model_path
+from ..native.tokenizer import load_tokenizer
+from .config import PoolConfig
+from .encoding import Encoder, EncodingPolicy
+from .errors import InfrastructureError, UsageError
+from .items import Failed, Items, Scored, ScoringPool
+from .job import Backend
+from .progress import PoolFigures
+from .score import ModelChoice
+from .settings import PoolRequest, ScoreSettings
+
+if TYPE_CHECKING:
+    from .pool import ReplicaPool
+    from .pool_status import PoolStatus
+
+DEFAULT_MAX_SEQ_LEN = 2048
+VERSIONS_OF = ("tinyloop-pool", "numpy", "ray", "tokenizers")
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenModel:
+    """A model file that was read and found fit for a job."""
+
+    path: Path
+    depth: int
+    max_seq_len: int
+    encoder: Encoder
+    choice: ModelChoice
+    warnings: tuple[str, ...]
+
+
+def choose_model(settings: ScoreSettings, request: PoolRequest) -> ChosenModel:
+    """Read the model's header and tokenizer, and hold the settings against them.
+
+    Raises: UsageError if the file cannot be read or a setting does not fit it.
+    """
+    path = request.model or default_model_path()
+    try:
+        header = read_header(path)
+        tokenizer = load_tokenizer(header)
+    except (FormatError, OSError) as error:
+        raise UsageError(f"cannot use model {str(path)!r}: {error}") from error
+    descriptor: dict[str, Any] = dict(header.descriptor)
+    depth, warnings = _depth(settings.depth, descriptor["loops"])
+    max_seq_len = _max_seq_len(request.max_seq_len, descriptor["max_positions"])
+    policy = EncodingPolicy.of_model(
+        descriptor,
+        max_seq_len,
+        add_bos=settings.add_bos,
+        prefix_token=settings.prefix_token,
+        target_delimiter=settings.target_delimiter,
+        empty_continuation=settings.empty_continuation,
+    )
+    identity = {
+        "digest": header.digest,
+        "tokenizer": hashlib.sha256(header.tokenizer_json).hexdigest(),
+        "depth": depth,
+        "max_seq_len": max_seq_len,
+        "kv": request.kv,
+    }
+    choice = ModelChoice(identity, policy, _about(path, header, request))
+    return ChosenModel(path, depth, max_seq_len, Encoder(tokenizer, policy), choice, warnings)
+
+
+def _depth(asked: int | None, loops: int) -> tuple[int, tuple[str, ...]]:
+    depth = loops if asked is None else asked
+    if depth <= loops:
+        return depth, ()
+    if loops == 1:
+        raise UsageError(f"--depth is {depth}, the model is not a looped one: leave it out")
+    return depth, (f"depth {depth} is beyond the {loops} loops the model was made for: scores get worse",)
+
+
+def _max_seq_len(asked: int | None, max_positions: int) -> int:
+    if asked is not None and asked > max_positions:
+        raise UsageError(
+            f"--max-seq-len is {asked}, the model has {max_positions} positions: ask for at most those"
+        )
+    return asked or min(DEFAULT_MAX_SEQ_LEN, max_positions)
+
+
+def _about(path: Path, header: Header, request: PoolRequest) -> dict[str, Any]:
+    return {
+        "command": sys.argv,
+        "model": {"file": str(path), **header.metadata},
+        "pool": {"replicas": request.replicas or 1, "threads": request.threads, "kv": request.kv},
+        "versions": {name: version(name) for name in VERSIONS_OF} | {"python": platform.python_version()},
+    }
+
+
+@contextmanager
+def open_pool(chosen: ChosenModel, request: PoolRequest) -> Iterator[Backend]:
+    """Start a Ray pool with the chosen model; end it on leaving.
+
+    Raises: InfrastructureError if it cannot start, UsageError if the pool's settings are not valid.
+    """
+    # Imported here: Ray takes seconds to load, and settings are checked before.
+    from .pool import ReplicaPool
+    from .supervisor import PoolError
+
+    config = _pool_config(chosen, request)
+    try:
+        pool = ReplicaPool.start(config)
+    except PoolError as error:
+        raise InfrastructureError(f"cannot start the pool: {error}") from error
+    with pool:
+        info = pool.info
+        if (info.digest, info.max_seq_len) != (chosen.choice.identity["digest"], chosen.max_seq_len):
+            raise InfrastructureError(
+                f"replicas hold model {info.digest[:12]} with a window of {info.max_seq_len}, the job is for "
+                f"{chosen.choice.identity['digest'][:12]} with {chosen.max_seq_len}: was the file replaced?"
+            )
+        yield Backend(
+            pool=JobPool(pool, PoolError),
+            encoder=chosen.encoder,
+            depth=chosen.depth,
+            identity={**chosen.choice.identity, "numerics_id": info.numerics_id},
+            figures=FigureSource(pool, PoolError),
+        )
+
+
+def _pool_config(chosen: ChosenModel, request: PoolRequest) -> PoolConfig:
+    try:
+        return PoolConfig(
+            model=chosen.path.resolve(),
+            replicas=request.replicas or 1,
+            threads=request.threads,
+            max_seq_len=chosen.max_seq_len,
+            cache_mode=request.kv,
+        )
+    except ValueError as error:
+        raise UsageError(f"the pool cannot be made as asked: {error}") from error
+
+
+class JobPool:
+    """A pool whose failures end a job with the right exit code."""
+
+    def __init__(self, pool: ScoringPool, failure: type[Exception]) -> None:
+        self._pool = pool
+        self._failure = failure
+
+    def submit(self, window: int, items: Items) -> None:
+        """As the pool's. Raises: InfrastructureError."""
+        try:
+            self._pool.submit(window, items)
+        except self._failure as error:
+            raise InfrastructureError(f"the pool failed: {error}: run again with --resume") from error
+
+    def collect(self, timeout_s: float) -> list[Scored | Failed]:
+        """As the pool's. Raises: InfrastructureError."""
+        try:
+            return self._pool.collect(timeout_s)
+        except self._failure as error:
+            raise InfrastructureError(f"the pool failed: {error}: run again with --resume") from error
+
+
+class FigureSource:
+    """A pool's status as figures; the last ones known while the pool does not answer."""
+
+    def __init__(self, pool: ReplicaPool, failure: type[Exception]) -> None:
+        self._pool = pool
+        self._failure = failure
+        self._latest = PoolFigures()
+
+    def __call__(self) -> PoolFigures:
+        # What ends the job is met where work is collected; figures only get old.
+        with suppress(self._failure):
+            self._latest = _figures(self._pool.status())
+        return self._latest
+
+
+def _figures(status: PoolStatus) -> PoolFigures:
+    total = status.tokens_total
+    return PoolFigures(
+        replicas=len(status.replicas),
+        replicas_alive=status.alive,
+        hit_rate=status.hit_rate if total else None,
+        ideal_hit_rate=(total - status.tokens_ideal) / total if total else None,
+        detail={
+            "tokens_total": total,
+            "tokens_computed": status.tokens_computed,
+            "tokens_ideal": status.tokens_ideal,
+            "replica_deaths": status.deaths,
+            "refusals": status.refusals,
+            "mirror_differences": status.mirror_differences,
+            "steals": status.steals,
+            "chunks": status.chunks,
+            "evictions": status.evictions,
+            "router_cpu_s": round(status.router_cpu_s, 3),
+        },
+    )

@@ -1,0 +1,97 @@
+"""Parts committed in input order, and the final files built from them once.
+
+Invariant: parts cover rows 0..end without gap or overlap, one line a row; a part is there whole or not at
+all.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from .durable import disk_errors, sync_folder, write_durably
+from .errors import InfrastructureError
+from .records import FAILURE_START
+
+PART_NAME = re.compile(r"(\d{12})-(\d{12})\.jsonl")
+
+
+class Parts:
+    """Committed parts of a job.
+
+    end is the number of rows they cover, num_failures how many of those failed.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Find what earlier processes committed; temporary files of killed writes are removed.
+
+        Raises: InfrastructureError if the parts have a gap.
+        """
+        self._folder = folder
+        self._paths: list[Path] = []
+        self.end = 0
+        self.num_failures = 0
+        with disk_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            for path in folder.glob("*.tmp"):
+                path.unlink()
+        for path in sorted(folder.iterdir()):
+            self._adopt(path)
+
+    def commit(self, lines: Sequence[bytes]) -> None:
+        """Add the lines of the next len(lines) rows. After return they are never written again."""
+        begin, end = self.end, self.end + len(lines)
+        path = self._folder / f"{begin:012d}-{end:012d}.jsonl"
+        write_durably(path, lines)
+        self._paths.append(path)
+        self.end = end
+
+    def results(self) -> Iterator[bytes]:
+        """Lines of scored rows, in input order."""
+        return (line for line in self._lines() if not line.startswith(FAILURE_START))
+
+    def failures(self) -> Iterator[bytes]:
+        """Lines of failed rows, in input order."""
+        return (line for line in self._lines() if line.startswith(FAILURE_START))
+
+    def remove(self) -> None:
+        """Delete all parts, after publishing."""
+        with disk_errors(self._folder):
+            for path in self._paths:
+                path.unlink(missing_ok=True)
+            self._folder.rmdir()
+        self._paths.clear()
+
+    def _lines(self) -> Iterator[bytes]:
+        for path in self._paths:
+            with path.open("rb") as file:
+                yield from file
+
+    def _adopt(self, path: Path) -> None:
+        match = PART_NAME.fullmatch(path.name)
+        begin, end = (int(match[1]), int(match[2])) if match else (-1, -1)
+        if begin != self.end or end <= begin:
+            raise InfrastructureError(
+                f"part {str(path)!r} does not follow row {self.end}: the folder was changed by something "
+                "else: start again with --overwrite"
+            )
+        num_lines = 0
+        with path.open("rb") as file:
+            for line in file:
+                num_lines += 1
+                self.num_failures += line.startswith(FAILURE_START)
+        if num_lines != end - begin:
+            raise InfrastructureError(
+                f"part {str(path)!r} has {num_lines} lines, its name says {end - begin}: start again with "
+                "--overwrite"
+            )
+        self._paths.append(path)
+        self.end = end
+
+
+def publish(parts: Parts, output: Path) -> None:
+    """Write results.jsonl and errors.jsonl, each by one rename."""
+    write_durably(output / "results.jsonl", parts.results())
+    write_durably(output / "errors.jsonl", parts.failures())
+    sync_folder(output)

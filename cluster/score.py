@@ -1,0 +1,187 @@
+"""From settings to a finished folder: checks first, then the pool, then the job, then the summary.
+
+Whatever can be refused is refused before a pool is started. The last file written is summary.json; its
+state is the truth.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+from .encoding import POLICIES, EncodingPolicy
+from .errors import ExitCode, InfrastructureError, JobError
+from .fingerprint import Fingerprint, fingerprint, refuse_differences
+from .folder import JobFolder
+from .inputs import InputFile, expand, scan
+from .interrupts import Interrupts
+from .job import Backend, ScoreJob
+from .planning import total_rows
+from .progress import Display, PoolFigures, Progress
+from .settings import ScoreSettings
+from .summary import Tally
+
+STATES = {
+    ExitCode.INTERRUPTED: "interrupted",
+    ExitCode.BUDGET_EXCEEDED: "budget_exceeded",
+    ExitCode.INFRASTRUCTURE: "failed",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelChoice:
+    """The model as far as it is known before a pool is started.
+
+    identity: digest, tokenizer hash, depth, max_seq_len. about: shown in run.json, not compared.
+    """
+
+    identity: Mapping[str, Any]
+    policy: EncodingPolicy
+    about: Mapping[str, Any]
+
+
+def run_score(
+    settings: ScoreSettings,
+    model: ModelChoice,
+    open_backend: Callable[[], AbstractContextManager[Backend]],
+    display: Display,
+) -> dict[str, Any]:
+    """Run or resume a job. Returns its summary, which also lies in the folder.
+
+    open_backend: starts the pool; its identity holds model.identity and what only a running pool knows.
+    Raises: UsageError before anything is written; other JobErrors after a summary whose state says why.
+    """
+    interrupts = Interrupts()
+    interrupts.install()
+    paths = expand(settings.inputs)
+    folder = JobFolder.open(
+        settings.output, settings.work_dir, resume=settings.resume, overwrite=settings.overwrite
+    )
+    try:
+        folder.refuse_inputs(paths)
+        files = scan(paths)
+        expected = _fingerprint(settings, model.policy, files, model.identity)
+        old = folder.read_fingerprint()
+        if old is not None:
+            refuse_differences({key: value for key, value in old.items() if key in expected}, expected)
+            summary = folder.read_summary()
+            if summary is not None and summary["state"] == "complete":
+                # Everything is already done: that is success, and needs no pool.
+                folder.remove_work()
+                return summary
+        return _run(settings, model, files, folder, old, open_backend, display, interrupts)
+    finally:
+        folder.close()
+        interrupts.restore()
+
+
+def _run(
+    settings: ScoreSettings,
+    model: ModelChoice,
+    files: list[InputFile],
+    folder: JobFolder,
+    old: Fingerprint | None,
+    open_backend: Callable[[], AbstractContextManager[Backend]],
+    display: Display,
+    interrupts: Interrupts,
+) -> dict[str, Any]:
+    with open_backend() as backend:
+        # Starting Ray takes SIGTERM over.
+        interrupts.install()
+        current = _fingerprint(settings, model.policy, files, backend.identity)
+        if old is not None:
+            refuse_differences(old, current)
+        folder.write_fingerprint(current)
+        folder.forget_summary()
+        progress = Progress(
+            total_rows(settings, files),
+            display,
+            lambda content: folder.write_output("progress.json", content),
+            backend.figures,
+        )
+        try:
+            return _score(settings, model, files, folder, current, backend, progress, interrupts)
+        except JobError as error:
+            _write_stopped(folder, progress, error)
+            raise
+        finally:
+            progress.close()
+
+
+def _score(
+    settings: ScoreSettings,
+    model: ModelChoice,
+    files: list[InputFile],
+    folder: JobFolder,
+    current: Fingerprint,
+    backend: Backend,
+    progress: Progress,
+    interrupts: Interrupts,
+) -> dict[str, Any]:
+    started_s = time.monotonic()
+    job = ScoreJob(settings, files, folder, backend, progress, interrupts)
+    job.run()
+    elapsed_s = time.monotonic() - started_s
+    tally = job.publish()
+    summary = _summary(tally, files, job, progress, backend.figures(), elapsed_s)
+    folder.write_output("run.json", {"fingerprint": current, "policies": POLICIES, **model.about})
+    progress.tell("complete", force=True)
+    folder.write_output("summary.json", summary)
+    folder.remove_work()
+    return summary
+
+
+def _fingerprint(
+    settings: ScoreSettings, policy: EncodingPolicy, files: list[InputFile], identity: Mapping[str, Any]
+) -> Fingerprint:
+    return fingerprint(identity, policy, settings.task_options, files, settings.reading)
+
+
+def _summary(
+    tally: Tally,
+    files: list[InputFile],
+    job: ScoreJob,
+    progress: Progress,
+    figures: PoolFigures,
+    elapsed_s: float,
+) -> dict[str, Any]:
+    exit_code = ExitCode.ROW_ERRORS if tally.failures else ExitCode.SCORED
+    return {
+        "state": "complete",
+        "exit_code": int(exit_code),
+        **tally.report(),
+        "blank_lines": sum(file.num_blank for file in files),
+        "rows_resumed": job.rows_resumed,
+        "elapsed_s": round(elapsed_s, 3),
+        "rows_per_s": round((progress.rows_done - job.rows_resumed) / elapsed_s, 3)
+        if elapsed_s > 0
+        else None,
+        "tokens_submitted": job.num_tokens,
+        "pool": {
+            "replicas": figures.replicas,
+            "replicas_alive": figures.replicas_alive,
+            "hit_rate": figures.hit_rate,
+            "ideal_hit_rate": figures.ideal_hit_rate,
+            **(figures.detail or {}),
+        },
+    }
+
+
+def _write_stopped(folder: JobFolder, progress: Progress, error: JobError) -> None:
+    """Say in the folder why the job stopped. A disk that is full cannot be told so."""
+    state = STATES.get(error.exit_code, "failed")
+    summary = {
+        "state": state,
+        "exit_code": int(error.exit_code),
+        "reason": str(error),
+        "rows_done": progress.rows_done,
+        "errors": progress.errors,
+    }
+    try:
+        progress.tell(state, force=True)
+        folder.write_output("summary.json", summary)
+    except InfrastructureError:
+        return

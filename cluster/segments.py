@@ -1,0 +1,186 @@
+"""The cut of one window into shared prefixes: a node where sorted items part, if it pays.
+
+Pure NumPy, no Ray. Invariant: a node serves an item only if the item still computes the row before each id it
+scores, so a shared prefix never changes which rows are scored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import numpy as np
+
+from ..workers.wire import DIGEST_BYTES
+from .items import Int32Array, Items
+from .wire import WindowHead
+
+
+@dataclass(frozen=True, slots=True)
+class CutRules:
+    """What decides the cut.
+
+    model_digest: identity of the model, part of every key. vocab_size: an item with an id outside it shares
+    nothing.
+    build_overhead_rows: what building one prefix costs beside its own rows, in rows; a node that saves less
+    is not made.
+    """
+
+    model_digest: str
+    vocab_size: int
+    build_overhead_rows: int = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Trie:
+    """Nodes in depth-first order over the sorted items: [low, high) is the run of items below each node."""
+
+    lengths: list[int]
+    parents: list[int]
+    lows: list[int]
+    highs: list[int]
+    node_of: Int32Array
+
+
+def cut_window(
+    items: Items, rules: CutRules, *, client: str, window: int, chosen: Int32Array | None = None
+) -> WindowHead:
+    """The shape of a window: its shared prefixes as nodes and its items in depth-first order.
+
+    chosen: int32 indices of the items still wanted; all by default.
+    """
+    wanted = np.arange(len(items), dtype=np.int32) if chosen is None else chosen.astype(np.int32)
+    usable = _usable_lengths(items, rules.vocab_size)
+    order = _prefix_order(items, usable, wanted)
+    trie = _trie(_shared_lengths(items, usable, order), len(order))
+    rows = (np.diff(items.offsets)[order] - 1).astype(np.int32)
+    ideal_rows = _rows_computed(trie, rows)
+    kept = _worth_building(trie, rules.build_overhead_rows)
+    return WindowHead(
+        client=client,
+        window=window,
+        depth=items.depth,
+        node_digests=b"".join(_digests(items, order, kept, rules.model_digest)),
+        node_lengths=np.array(kept.lengths, dtype=np.int32),
+        node_parents=np.array(kept.parents, dtype=np.int32),
+        node_sources=order[kept.lows] if kept.lows else np.empty(0, dtype=np.int32),
+        order=order,
+        rows=rows,
+        node_of=kept.node_of,
+        ideal_rows=ideal_rows,
+    )
+
+
+def prefix_digest(token_ids: Int32Array, depth: int, model_digest: str) -> bytes:
+    """Key of one prefix: 16 bytes over its whole int32 ids, the depth it was run at and the model."""
+    key = blake2b(digest_size=DIGEST_BYTES, person=depth.to_bytes(16, "little"))
+    key.update(model_digest.encode())
+    key.update(np.ascontiguousarray(token_ids, dtype="<i4").tobytes())
+    return key.digest()
+
+
+def _usable_lengths(items: Items, vocab_size: int) -> Int32Array:
+    """int32 [n]: longest prefix that others may share; 0 for an item with an id outside the vocabulary."""
+    lengths = np.diff(items.offsets)
+    usable = np.maximum(lengths - items.n_scored - 1, 0)
+    bad = np.flatnonzero((items.token_ids < 0) | (items.token_ids >= vocab_size))
+    usable[np.searchsorted(items.offsets, bad, side="right") - 1] = 0
+    return usable.astype(np.int32)
+
+
+def _prefix_order(items: Items, usable: Int32Array, wanted: Int32Array) -> Int32Array:
+    """The wanted items sorted by usable prefix, then by the rest: a depth-first walk of the tree."""
+    keys = items.token_ids.astype(">u4").tobytes()
+    starts = items.offsets[:-1]
+    begins, middles, ends = 4 * starts, 4 * (starts + usable), 4 * items.offsets[1:]
+    bounds = np.stack([begins, middles, ends], axis=1).tolist()
+
+    def key(index: int) -> tuple[bytes, bytes]:
+        begin, middle, end = bounds[index]
+        return keys[begin:middle], keys[middle:end]
+
+    return np.array(sorted(wanted.tolist(), key=key), dtype=np.int32)
+
+
+def _shared_lengths(items: Items, usable: Int32Array, order: Int32Array) -> Iterable[int]:
+    """For each neighbouring pair of the order, how many usable ids both start with."""
+    starts, limits, ids = items.offsets[order].tolist(), usable[order].tolist(), items.token_ids
+    for left in range(len(order) - 1):
+        limit = min(limits[left], limits[left + 1])
+        begin, other = starts[left], starts[left + 1]
+        differs = ids[begin : begin + limit] != ids[other : other + limit]
+        first = int(differs.argmax()) if limit else 0
+        yield first if limit and differs[first] else limit
+
+
+def _trie(shared: Iterable[int], num_items: int) -> _Trie:
+    """Every place where sorted items part, from what neighbours share: the usual walk with a stack."""
+    closed: list[tuple[int, int, int]] = []  # (low, length, high)
+    open_nodes: list[tuple[int, int]] = []  # (low, length), lengths strictly rising
+    for right, length in enumerate([*shared, 0], start=1):
+        low = right - 1
+        while open_nodes and open_nodes[-1][1] > length:
+            low, long = open_nodes.pop()
+            closed.append((low, long, right))
+        if length and (not open_nodes or open_nodes[-1][1] < length):
+            open_nodes.append((low, length))
+    closed.sort(key=lambda node: (node[0], node[1]))
+    lows, lengths, highs = ([node[k] for node in closed] for k in range(3))
+    return _Trie(lengths, _parents(lows, highs), lows, highs, _deepest(lows, highs, num_items))
+
+
+def _parents(lows: list[int], highs: list[int]) -> list[int]:
+    parents: list[int] = []
+    path: list[int] = []
+    for node, low in enumerate(lows):
+        while path and highs[path[-1]] <= low:
+            path.pop()
+        parents.append(path[-1] if path else -1)
+        path.append(node)
+    return parents
+
+
+def _deepest(lows: list[int], highs: list[int], num_items: int) -> Int32Array:
+    # Depth-first order: a later node is deeper than the earlier ones it overlaps, so the last write is the
+    # deepest.
+    node_of = np.full(num_items, -1, dtype=np.int32)
+    for node, (low, high) in enumerate(zip(lows, highs, strict=True)):
+        node_of[low:high] = node
+    return node_of
+
+
+def _rows_computed(trie: _Trie, rows: Int32Array) -> int:
+    """Rows when each node is computed once and each item only what follows its deepest node."""
+    lengths = np.array([*trie.lengths, 0], dtype=np.int64)
+    parents = np.array(trie.parents, dtype=np.int64)
+    own = lengths[:-1] - lengths[parents] if len(parents) else np.zeros(0, dtype=np.int64)
+    return int(own.sum() + rows.sum() - lengths[trie.node_of].sum())
+
+
+def _worth_building(trie: _Trie, overhead_rows: int) -> _Trie:
+    """The nodes whose (uses - 1) x own rows, after the nearest kept ancestor, exceed one build's overhead."""
+    uses = np.zeros(len(trie.lengths) + 1, dtype=np.int64)
+    np.add.at(uses, np.array(trie.parents, dtype=np.int64), 1)
+    uses[: len(trie.lengths)] += np.bincount(trie.node_of[trie.node_of >= 0], minlength=len(trie.lengths))
+    kept_as: list[int] = []  # of each node, the kept node that stands for it
+    kept: list[int] = []
+    for node, length in enumerate(trie.lengths):
+        above = kept_as[trie.parents[node]] if trie.parents[node] >= 0 else -1
+        own = length - (trie.lengths[kept[above]] if above >= 0 else 0)
+        if (int(uses[node]) - 1) * own > overhead_rows:
+            kept.append(node)
+            kept_as.append(len(kept) - 1)
+        else:
+            kept_as.append(above)
+    lows, highs = [trie.lows[node] for node in kept], [trie.highs[node] for node in kept]
+    lengths = [trie.lengths[node] for node in kept]
+    return _Trie(lengths, _parents(lows, highs), lows, highs, _deepest(lows, highs, len(trie.node_of)))
+
+
+def _digests(items: Items, order: Int32Array, trie: _Trie, model_digest: str) -> list[bytes]:
+    starts = items.offsets[order].tolist()
+    return [
+        prefix_digest(items.token_ids[starts[low] : starts[low] + length], items.depth, model_digest)
+        for low, length in zip(trie.lows, trie.lengths, strict=True)
+    ]

@@ -1,0 +1,114 @@
+"""What a score job is asked to do. Plain values: the command line fills it, the job reads it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .encoding import EmptyContinuation
+from .errors import UsageError
+from .rolling import RollingPolicy
+from .tasks import TaskOptions
+
+FIRST_WINDOW_ROWS = 2_048
+MAX_WINDOW_ROWS = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorBudget:
+    """How many rows may fail. None: any number."""
+
+    max_count: int | None = None
+    max_fraction: float | None = None
+
+    @classmethod
+    def parse(cls, text: str | None, *, fail_fast: bool) -> ErrorBudget:
+        """Read --max-errors: a count ("20"), a fraction ("0.01") or a percentage ("1%").
+
+        Raises: UsageError for anything else, or together with fail_fast.
+        """
+        if fail_fast:
+            if text is not None:
+                raise UsageError(
+                    "--fail-fast and --max-errors exclude each other: --fail-fast is --max-errors 0"
+                )
+            return cls(max_count=0)
+        if text is None:
+            return cls()
+        try:
+            if text.endswith("%"):
+                return cls(max_fraction=_fraction(float(text[:-1]) / 100))
+            if "." in text:
+                return cls(max_fraction=_fraction(float(text)))
+            if int(text) < 0:
+                raise ValueError
+            return cls(max_count=int(text))
+        except ValueError:
+            raise UsageError(
+                f"--max-errors is {text!r}: give a count (20), a fraction (0.01) or 1%"
+            ) from None
+
+    def allowed(self, num_rows: int) -> int:
+        """Failures that are within the budget of a job of num_rows rows."""
+        if self.max_count is not None:
+            return self.max_count
+        return num_rows if self.max_fraction is None else int(self.max_fraction * num_rows)
+
+
+def _fraction(value: float) -> float:
+    if not 0.0 <= value <= 1.0:
+        raise ValueError
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreSettings:
+    """One score job. None means the model's or the program's default."""
+
+    inputs: tuple[str, ...]
+    output: Path
+    work_dir: Path | None = None
+    resume: bool = False
+    overwrite: bool = False
+    limit: int | None = None
+    budget: ErrorBudget = field(default_factory=ErrorBudget)
+    max_window_rows: int | None = MAX_WINDOW_ROWS
+    replace_surrogates: bool = False
+    depth: int | None = None
+    add_bos: bool | None = None
+    prefix_token: int | None = None
+    target_delimiter: str = ""
+    empty_continuation: EmptyContinuation = "error"
+    pmi: bool = False
+    token_logprobs: bool = False
+    rolling: RollingPolicy = field(default_factory=RollingPolicy)
+
+    @property
+    def task_options(self) -> TaskOptions:
+        return TaskOptions(self.pmi, self.token_logprobs, self.rolling)
+
+    @property
+    def reading(self) -> dict[str, Any]:
+        """Settings of reading that decide a byte of the results."""
+        return {"limit": self.limit, "replace_surrogates": self.replace_surrogates}
+
+
+@dataclass(frozen=True, slots=True)
+class PoolRequest:
+    """What the command line says of the pool. None: the default."""
+
+    model: Path | None = None
+    replicas: int | None = None
+    max_seq_len: int | None = None
+    kv: str = "fp16"
+    threads: int | None = None
+
+
+def parse_window(text: str) -> int | None:
+    """Read --window: a number of rows, or None for 'all'. Raises: UsageError for anything else."""
+    if text == "all":
+        return None
+    if not text.isdecimal() or int(text) < 1:
+        raise UsageError(f"--window is {text!r}: give a number of rows or 'all'")
+    return int(text)

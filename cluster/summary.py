@@ -1,0 +1,212 @@
+"""What a finished job says: counts and means taken from the files that it wrote, not from memory."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+METRICS = ("acc", "acc_norm", "acc_bytes", "acc_token", "acc_pmi")
+
+
+def id_code(row_id: str) -> int:
+    """A 64-bit hash of an id. Sums of these compare two sets of rows whatever their order."""
+    digest = hashlib.blake2b(
+        row_id.encode("utf-8", "surrogatepass"), digest_size=8, person=b"reconcile"
+    ).digest()
+    return int.from_bytes(digest, "little")
+
+
+@dataclass
+class IdSum:
+    """How many rows, and the sum of their id codes modulo 2^64."""
+
+    count: int = 0
+    code: int = 0
+
+    def add(self, row_id: str) -> None:
+        self.count += 1
+        self.code = (self.code + id_code(row_id)) % (1 << 64)
+
+
+@dataclass
+class GroupTally:
+    """Running figures of one input file and task."""
+
+    rows: int = 0
+    with_gold: int = 0
+    correct: Counter[str] = field(default_factory=Counter)
+    ties: int = 0
+    greedy: int = 0
+    duplicate_choices: int = 0
+    truncated_rows: int = 0
+    truncated_tokens: int = 0
+    merged_boundaries: int = 0
+    zero_probability: int = 0
+    empty_documents: int = 0
+    logprob: float = 0.0
+    tokens: int = 0
+    bytes: int = 0
+    words: int = 0
+    bits_per_byte_sum: float = 0.0
+    documents_in_mean: int = 0
+
+    def add(self, result: dict[str, Any]) -> None:
+        """Count one line of results.jsonl."""
+        self.rows += 1
+        if result["task"] == "continuation":
+            self._add_continuation(result)
+        elif result["task"] == "choices":
+            self._add_choices(result)
+        else:
+            self._add_text(result)
+
+    def report(self, task: str) -> dict[str, Any]:
+        """Figures of one task, those that it has."""
+        report: dict[str, Any] = {"rows": self.rows}
+        if task == "choices":
+            report |= self._accuracies()
+        if task == "continuation":
+            report |= {"greedy": self.greedy, "logprob": self.logprob, "tokens": self.tokens}
+        if task == "text":
+            report |= self._perplexities()
+        if task != "text":
+            report |= {
+                "truncated_rows": self.truncated_rows,
+                "truncated_tokens": self.truncated_tokens,
+                "merged_boundaries": self.merged_boundaries,
+            }
+        return report | {"zero_probability": self.zero_probability}
+
+    def _add_continuation(self, result: dict[str, Any]) -> None:
+        self._add_pairs([result])
+        self.greedy += result["is_greedy"]
+        self.tokens += result["n_continuation"]
+        self.logprob += result["logprob"] or 0.0
+
+    def _add_choices(self, result: dict[str, Any]) -> None:
+        self._add_pairs(result["choices"])
+        self.ties += result["tie"]
+        self.duplicate_choices += result.get("duplicate_choices", False)
+        if "gold" in result:
+            self.with_gold += 1
+            self.correct.update({metric: bool(right) for metric, right in result["correct"].items()})
+
+    def _add_pairs(self, pairs: list[dict[str, Any]]) -> None:
+        self.truncated_rows += any(pair["n_truncated"] for pair in pairs)
+        self.truncated_tokens += sum(pair["n_truncated"] for pair in pairs)
+        self.merged_boundaries += sum(pair["boundary"] == "merged" for pair in pairs)
+        self.zero_probability += sum(pair["logprob"] is None for pair in pairs)
+
+    def _add_text(self, result: dict[str, Any]) -> None:
+        if result["n_tokens"] == 0:
+            self.empty_documents += 1
+            return
+        self.tokens += result["n_tokens"]
+        self.bytes += result["n_bytes"]
+        self.words += result["n_words"]
+        if result["logprob"] is None:
+            self.zero_probability += 1
+            return
+        self.logprob += result["logprob"]
+        self.bits_per_byte_sum += -result["logprob"] / (result["n_bytes"] * math.log(2))
+        self.documents_in_mean += 1
+
+    def _accuracies(self) -> dict[str, Any]:
+        shown = [metric for metric in METRICS if metric in self.correct]
+        accuracies = {metric: self.correct[metric] / self.with_gold for metric in shown}
+        return {
+            "with_gold": self.with_gold,
+            **accuracies,
+            "ties": self.ties,
+            "rows_with_duplicate_choices": self.duplicate_choices,
+        }
+
+    def _perplexities(self) -> dict[str, Any]:
+        report: dict[str, Any] = {
+            "empty_documents": self.empty_documents,
+            "logprob": self.logprob,
+            "tokens": self.tokens,
+            "bytes": self.bytes,
+            "words": self.words,
+        }
+        # A zero probability makes every perplexity infinite, which JSON cannot say.
+        known = self.tokens > 0 and self.zero_probability == 0
+        return report | {
+            "token_perplexity": _perplexity(self.logprob, self.tokens) if known else None,
+            "byte_perplexity": _perplexity(self.logprob, self.bytes) if known else None,
+            "word_perplexity": _perplexity(self.logprob, self.words) if known else None,
+            "bits_per_byte": -self.logprob / (self.bytes * math.log(2)) if known else None,
+            "bits_per_byte_mean_over_documents": (
+                self.bits_per_byte_sum / self.documents_in_mean if known and self.documents_in_mean else None
+            ),
+        }
+
+
+def _perplexity(logprob: float, count: int) -> float | None:
+    """exp(-logprob / count); None beyond the range of a float."""
+    exponent = -logprob / count if count else math.inf
+    return math.exp(exponent) if exponent < 700 else None
+
+
+@dataclass
+class Tally:
+    """Everything counted from results.jsonl and errors.jsonl."""
+
+    ids: IdSum = field(default_factory=IdSum)
+    results: int = 0
+    failures: Counter[str] = field(default_factory=Counter)
+    groups: dict[tuple[str, str], GroupTally] = field(default_factory=dict)
+
+    @classmethod
+    def of_files(cls, output: Path) -> Tally:
+        """Read both files of an output folder, line by line."""
+        tally = cls()
+        with (output / "results.jsonl").open("rb") as file:
+            tally._add_results(file)
+        with (output / "errors.jsonl").open("rb") as file:
+            for line in file:
+                failure = json.loads(line)
+                tally.ids.add(failure["id"])
+                tally.failures[failure["class"]] += 1
+        return tally
+
+    def report(self) -> dict[str, Any]:
+        """The part of summary.json that depends on the rows alone."""
+        return {
+            "rows": self.ids.count,
+            "results": self.results,
+            "errors": sum(self.failures.values()),
+            "errors_by_class": dict(sorted(self.failures.items())),
+            "groups": [
+                {"file": file, "task": task, **group.report(task)}
+                for (file, task), group in self.groups.items()
+            ],
+            "warnings": self._warnings(),
+        }
+
+    def _add_results(self, lines: Iterable[bytes]) -> None:
+        for line in lines:
+            result = json.loads(line)
+            self.ids.add(result["id"])
+            self.results += 1
+            self.groups.setdefault((result["file"], result["task"]), GroupTally()).add(result)
+
+    def _warnings(self) -> list[str]:
+        groups = self.groups.values()
+        totals = {
+            "rows have two equal choices, which tie by construction": sum(
+                g.duplicate_choices for g in groups
+            ),
+            "rows have a tie for the best choice; the first counts": sum(g.ties for g in groups),
+            "rows lost context tokens at the left": sum(g.truncated_rows for g in groups),
+            "parts have a token across context and continuation": sum(g.merged_boundaries for g in groups),
+            "log-probabilities are of zero probability (null)": sum(g.zero_probability for g in groups),
+            "documents are empty and not in the means": sum(g.empty_documents for g in groups),
+        }
+        return [f"{total} {text}" for text, total in totals.items() if total]

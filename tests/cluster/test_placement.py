@@ -1,0 +1,178 @@
+"""Placement against simulated replicas: nothing is lost or doubled, the mirror is exact, shared prefixes are
+computed once.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+import pytest
+from simulated import SimulatedReplica, Simulation, ragged_items, shared_prefix_items
+from tinyloop.cluster.costs import PlacementRules
+
+
+def finished_items(simulation: Simulation, key: str) -> list[int]:
+    parts = [f.items for f in simulation.finished if f.window == key]
+    return sorted(np.concatenate(parts).tolist()) if parts else []
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 8])
+def test_shared_prefixes_are_computed_almost_once(replicas: int) -> None:
+    simulation = Simulation({slot: SimulatedReplica() for slot in range(replicas)})
+    items = shared_prefix_items(groups=64, each=16, shared=256, own=32)
+    simulation.submit("w", items)
+    simulation.run()
+    counters = simulation.placement.counters
+    assert finished_items(simulation, "w") == list(range(len(items)))
+    assert counters.computed_rows <= 1.02 * counters.ideal_rows
+    assert counters.computed_rows == sum(replica.rows for replica in simulation.replicas.values())
+
+
+def test_a_budget_of_one_prefix_is_enough_for_the_ideal() -> None:
+    simulation = Simulation({0: SimulatedReplica(budget_bytes=300 * 32)})
+    simulation.submit("w", shared_prefix_items(groups=32, each=16, shared=256, own=32))
+    simulation.run()
+    counters = simulation.placement.counters
+    assert counters.computed_rows <= 1.02 * counters.ideal_rows
+    assert counters.refusals <= 1
+    assert counters.evictions >= 30
+
+
+def test_a_second_window_finds_what_the_first_one_built() -> None:
+    simulation = Simulation({0: SimulatedReplica(), 1: SimulatedReplica()})
+    simulation.submit("first", shared_prefix_items(groups=16, each=16, shared=256, own=32))
+    simulation.run()
+    rows = simulation.placement.counters.computed_rows
+    simulation.submit("second", shared_prefix_items(groups=16, each=16, shared=256, own=32))
+    simulation.run()
+    again = simulation.placement.counters.computed_rows - rows
+    assert again <= rows - 15 * 256
+
+
+def test_work_is_spread_evenly_also_when_one_prefix_has_most_of_it() -> None:
+    random = np.random.default_rng(3)
+    hot = random.integers(1, 1000, 400)
+    rows = [np.concatenate([hot, random.integers(1, 1000, 20)]) for _ in range(1200)]
+    rows += [random.integers(1, 1000, 420) for _ in range(100)]
+    simulation = Simulation({slot: SimulatedReplica() for slot in range(4)})
+    simulation.submit("w", ragged_items(rows, [10] * len(rows)))
+    simulation.run()
+    busy = [replica.busy_s for replica in simulation.replicas.values()]
+    assert max(busy) <= 1.1 * sum(busy) / len(busy)
+    assert simulation.placement.counters.computed_rows <= 1.05 * simulation.placement.counters.ideal_rows
+
+
+def test_a_slow_replica_is_relieved_by_the_others() -> None:
+    simulation = Simulation({0: SimulatedReplica(row_s=4e-4), 1: SimulatedReplica(), 2: SimulatedReplica()})
+    simulation.submit("w", shared_prefix_items(groups=60, each=16, shared=128, own=64))
+    simulation.run()
+    busy = [replica.busy_s for replica in simulation.replicas.values()]
+    assert simulation.placement.counters.steals > 0
+    assert max(busy) <= 1.25 * sum(busy) / len(busy)
+
+
+def test_a_prefix_larger_than_the_budget_is_done_without() -> None:
+    simulation = Simulation({0: SimulatedReplica(budget_bytes=1000)})
+    items = shared_prefix_items(groups=2, each=8, shared=256, own=32)
+    simulation.submit("w", items)
+    simulation.run()
+    assert finished_items(simulation, "w") == list(range(len(items)))
+    assert simulation.placement.counters.computed_rows == simulation.placement.counters.total_rows
+
+
+def test_an_item_that_kills_three_times_is_given_up_and_the_rest_is_scored() -> None:
+    simulation = Simulation({0: SimulatedReplica()})
+    items = shared_prefix_items(groups=4, each=16, shared=64, own=32)
+    simulation.submit("w", items)
+    poison, deaths = 37, 0
+    while True:
+        for slot, replica in list(simulation.replicas.items()):
+            while (command := simulation.placement.next_command(slot, 0.0)) is not None:
+                replica.waiting.append((command, 0.0))
+            if replica.waiting and poison in replica.waiting[0][0].items.tolist():
+                deaths += 1
+                simulation.kill(slot)
+                simulation.attach(slot, SimulatedReplica())
+        if not simulation.step():
+            break
+    lost = [f for f in simulation.finished if f.error_class]
+    assert finished_items(simulation, "w") == list(range(len(items)))
+    assert [(f.items.tolist(), f.error_class, f.attempts) for f in lost] == [([poison], "replica_lost", 3)]
+    assert deaths == 3
+
+
+def test_a_replica_that_refuses_everything_is_called_unfit() -> None:
+    replica = SimulatedReplica()
+    simulation = Simulation({0: replica}, PlacementRules(refusal_limit=5))
+    simulation.submit("w", shared_prefix_items(groups=4, each=16, shared=64, own=32))
+    replica.run = lambda command, items: replica._ack(command, "odd: no reason", (), 0, 0.0)  # type: ignore[method-assign]
+    for _ in range(5):
+        assert simulation.step()
+    assert simulation.placement.is_unfit(0)
+
+
+def test_the_deadline_of_a_command_is_long_before_the_first_answer_and_short_after() -> None:
+    simulation = Simulation({0: SimulatedReplica(row_s=1e-6)})
+    simulation.submit("w", shared_prefix_items(groups=64, each=64, shared=64, own=32))
+    placement = simulation.placement
+    assert placement.next_command(0, 0.0) is not None
+    assert placement.overdue(59.0) == []
+    assert placement.overdue(61.0) == [0]
+    simulation.placement.detach(0)
+    simulation.attach(0, SimulatedReplica(row_s=1e-6))
+    assert simulation.step()
+    assert placement.next_command(0, simulation.now_s) is not None
+    assert placement.overdue(simulation.now_s + 4.9) == []
+    assert placement.overdue(simulation.now_s + 5.1) == [0]
+
+
+def random_window(random: Random, alphabet: int = 3) -> object:
+    count = random.randrange(1, 60)
+    stems = [[random.randrange(1, alphabet + 1) for _ in range(random.randrange(5, 60))] for _ in range(4)]
+    rows, scored = [], []
+    for _ in range(count):
+        stem = random.choice(stems)
+        row = stem[: random.randrange(1, len(stem) + 1)] + [
+            random.randrange(1, 9) for _ in range(random.randrange(2, 8))
+        ]
+        rows.append(np.array(row))
+        scored.append(random.randrange(1, len(row)))
+    return ragged_items(rows, scored, depth=random.randrange(1, 3))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_mirror_is_exact_through_kills_refusals_and_budget_changes(seed: int) -> None:
+    random = Random(seed)
+    rules = PlacementRules(chunk_items=3, chunk_rows=20, pool_budget_bytes=random.choice([0, 8000]))
+    simulation = Simulation({slot: SimulatedReplica() for slot in range(3)}, rules)
+    placement = simulation.placement
+    commands = windows = 0
+    while commands < 3000:
+        if placement.queued_items < 100:
+            windows += 1
+            simulation.submit(f"w{windows}", random_window(random))  # type: ignore[arg-type]
+        if random.random() < 0.01:
+            slot = random.choice(list(simulation.replicas))
+            simulation.kill(slot)
+            budget = random.choice([600, 3000, 1 << 20])
+            simulation.attach(slot, SimulatedReplica(budget, random.choice([2000, 1 << 30])))
+        if random.random() < 0.02:
+            replica = random.choice(list(simulation.replicas.values()))
+            replica.model.memory_bytes = random.choice([1000, 5000, 1 << 30])
+        simulation.step()
+        commands += 1
+        for slot, replica in simulation.replicas.items():
+            work = placement.replicas[slot]
+            assert {e.digest: e.size_bytes for e in replica.table.entries()} == work.mirror.confirmed
+            assert work.mirror.total_bytes == sum(entry.size_bytes for entry in work.mirror.entries.values())
+            if rules.pool_budget_bytes:
+                assert replica.table.total_bytes <= rules.pool_budget_bytes
+    simulation.run()
+    assert placement.counters.mirror_differences == 0
+    assert placement.counters.refusals > 0
+    assert placement.counters.deaths > 0
+    for window in range(1, windows + 1):
+        assert finished_items(simulation, f"w{window}") == list(range(len(simulation.windows[f"w{window}"])))
+    held = {digest for work in placement.replicas.values() for digest in work.mirror.entries}
+    assert len(placement.tree) == len(held)

@@ -1,0 +1,256 @@
+"""The one thread that makes, uses and closes a model. Everybody else sends it commands and reads snapshots.
+
+Invariant: every command submitted gets exactly one answer, a refusal included, unless the engine breaks; then
+every
+command that waits fails with EngineUnfit and the replica must be replaced.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+
+from .executor import Executor, WindowTokens
+from .inbox import GAP_S, Inbox
+from .model import ReplicaSettings
+from .self_test import self_test
+from .status import ModelFacts, State, Status
+from .wire import DIGEST_BYTES, Ack, Command, Inventory, Result
+
+INBOX_LIMIT = 8
+T = TypeVar("T")
+_NO_RESULT = Result(
+    np.empty(0, np.int32), np.empty(0, np.float32), np.empty(0, np.bool_), np.zeros(1, np.int64), failures=()
+)
+
+
+class EngineUnfit(RuntimeError):
+    """The engine of this process is broken: nothing it was asked may be trusted to have happened."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Ticket:
+    command: Command
+    window: WindowTokens
+    answer: Future[tuple[Ack, Result]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Snapshot:
+    """What the engine thread last published; read by others without a lock."""
+
+    total_bytes: int = 0
+    table: bytes = bytes(DIGEST_BYTES)
+    prefixes: int = 0
+    memory_bytes: int = 0
+    mismatches: int = 0
+    commands: int = 0
+
+
+class EngineThread:
+    """Owns one model on one thread. Any thread may call; only close waits for a forward."""
+
+    def __init__(self, settings: ReplicaSettings, gap_s: float = GAP_S) -> None:
+        self._settings = settings
+        self._condition = threading.Condition()
+        self._inbox: Inbox[_Ticket] = Inbox(INBOX_LIMIT, gap_s)
+        self._inquiries: list[tuple[int, Future[Inventory]]] = []
+        self._state, self._phase, self._message = State.LOADING, "start", ""
+        self._facts: ModelFacts | None = None
+        self._snapshot = _Snapshot()
+        self._step_began_s: float | None = None
+        self._beat_s = time.monotonic()
+        self.loaded: Future[None] = Future()
+        self.ended: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, command: Command, window: WindowTokens) -> Future[tuple[Ack, Result]]:
+        """Queue one command. The answer may be a refusal; it is an EngineUnfit if the engine breaks."""
+        ticket = _Ticket(command, window, _promise())
+        with self._condition:
+            if self._state in (State.READY, State.LOADING):
+                refused = self._inbox.offer(command.epoch, command.sequence, ticket, time.monotonic())
+            elif self._state is State.UNFIT:
+                ticket.answer.set_exception(EngineUnfit(self._message))
+                refused = []
+            else:
+                refused = [(ticket, f"{self._state}: no new command is taken")]
+            self._condition.notify()
+        self._refuse(refused)
+        return ticket.answer
+
+    def inventory(self) -> Future[Inventory]:
+        """Begin a new epoch and list what is held once the running command is done; what waits is refused."""
+        answer: Future[Inventory] = _promise()
+        with self._condition:
+            if self._state not in (State.READY, State.LOADING):
+                answer.set_exception(EngineUnfit(f"replica is {self._state}: {self._message}"))
+                return answer
+            epoch = self._inbox.epoch + 1
+            refused = self._inbox.start_epoch(epoch)
+            self._inquiries.append((epoch, answer))
+            self._condition.notify()
+        self._refuse(refused)
+        return answer
+
+    def status(self) -> Status:
+        """A snapshot; touches neither the model nor a lock that is held during a forward."""
+        now_s, began_s, snapshot = time.monotonic(), self._step_began_s, self._snapshot
+        return Status(
+            state=str(self._state),
+            phase=self._phase,
+            message=self._message,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            epoch=self._inbox.epoch,
+            queued=len(self._inbox),
+            commands=snapshot.commands,
+            step_age_s=now_s - began_s if began_s is not None else 0.0,
+            beat_age_s=now_s - self._beat_s,
+            memory_bytes=snapshot.memory_bytes,
+            prefixes=snapshot.prefixes,
+            prefix_bytes=snapshot.total_bytes,
+            prefix_budget_bytes=self._settings.prefix_budget_bytes,
+            mismatches=snapshot.mismatches,
+            facts=self._facts,
+        )
+
+    def drain(self) -> None:
+        """Take no new command, answer the ones that wait, close the model, end. `ended` is done then."""
+        with self._condition:
+            if self._state in (State.READY, State.LOADING):
+                self._state = State.DRAINING
+            self._condition.notify()
+
+    def close(self, timeout_s: float) -> bool:
+        """Drain and wait. Returns whether the thread ended in time."""
+        self.drain()
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        executor: Executor | None = None
+        try:
+            executor = self._load()
+            while (work := self._next_work()) is not None:
+                self._perform(executor, work)
+            executor.close()
+            self._finish(State.CLOSED, "")
+        except (
+            BaseException
+        ) as error:  # the thread's end is the only place that learns of an exception nobody expected
+            self._fail(error)
+        finally:
+            self.ended.set_result(None)
+
+    def _load(self) -> Executor:
+        self._phase = "load"
+        model = self._settings.load()
+        self._phase = "self-test"
+        tested = self_test(model)
+        executor = Executor(model, self._settings.prefix_budget_bytes)
+        self._facts = ModelFacts(
+            model.digest, model.numerics_id, tested.digest, int(model.max_seq_len), dict(model.descriptor)
+        )
+        self._publish(executor, 0)
+        with self._condition:
+            self._phase = "run"
+            if self._state is State.LOADING:
+                self._state = State.READY
+        self.loaded.set_result(None)
+        return executor
+
+    def _next_work(self) -> _Ticket | tuple[int, Future[Inventory]] | None:
+        """The next inquiry or command in order; None when drained."""
+        while True:
+            with self._condition:
+                self._beat_s = time.monotonic()
+                if self._inquiries:
+                    return self._inquiries.pop(0)
+                ticket = self._inbox.take()
+                if ticket is not None:
+                    return ticket
+                refused = self._inbox.overdue(self._beat_s)
+                # Read once: a drain that arrives during the wait must not skip what was submitted before it.
+                leaving = self._state is State.DRAINING
+                if leaving:
+                    refused += self._inbox.end_epoch("draining: the replica is leaving")
+                elif not refused:
+                    wait_s = self._inbox.wait_s(self._beat_s)
+                    self._condition.wait(1.0 if wait_s is None else min(wait_s, 1.0))
+            self._refuse(refused)
+            if leaving:
+                return None
+
+    def _perform(self, executor: Executor, work: _Ticket | tuple[int, Future[Inventory]]) -> None:
+        self._step_began_s = time.monotonic()
+        if isinstance(work, tuple):
+            epoch, inquiry = work
+            inquiry.set_result(executor.inventory(epoch))
+        else:
+            self._execute(executor, work)
+        self._step_began_s = None
+
+    def _execute(self, executor: Executor, ticket: _Ticket) -> None:
+        try:
+            ack, result = executor.execute(ticket.command, ticket.window)
+        except BaseException as error:
+            ticket.answer.set_exception(EngineUnfit(f"{type(error).__name__}: {error}"))
+            raise
+        self._publish(executor, 1)
+        if ack.refused:
+            with self._condition:
+                current = ticket.command.epoch == self._inbox.epoch
+                refused = self._inbox.end_epoch(ack.refused) if current else []
+            self._refuse(refused)
+        ticket.answer.set_result((ack, result))
+
+    def _publish(self, executor: Executor, num_commands: int) -> None:
+        table = executor.table
+        self._snapshot = _Snapshot(
+            total_bytes=table.total_bytes,
+            table=table.table_digest(),
+            prefixes=len(table),
+            memory_bytes=executor.memory_bytes,
+            mismatches=table.mismatches,
+            commands=self._snapshot.commands + num_commands,
+        )
+
+    def _refuse(self, refused: list[tuple[_Ticket, str]]) -> None:
+        for ticket, reason in refused:
+            epoch, sequence = ticket.command.epoch, ticket.command.sequence
+            held = self._snapshot
+            ack = Ack(epoch, sequence, reason, (), held.total_bytes, held.table, 0, 0.0, 0)
+            ticket.answer.set_result((ack, _NO_RESULT))
+
+    def _finish(self, state: State, message: str) -> None:
+        with self._condition:
+            self._state, self._message = state, message
+            if not self.loaded.done():
+                self.loaded.set_result(None)
+
+    def _fail(self, error: BaseException) -> None:
+        self._finish(State.UNFIT, f"{type(error).__name__}: {error}")
+        with self._condition:
+            waiting = [ticket for ticket, _ in self._inbox.end_epoch("unfit")]
+            inquiries, self._inquiries = self._inquiries, []
+        unfit = EngineUnfit(f"engine failed in phase {self._phase}: {self._message}")
+        for ticket in waiting:
+            ticket.answer.set_exception(unfit)
+        for _, inquiry in inquiries:
+            inquiry.set_exception(unfit)
+
+
+def _promise() -> Future[T]:
+    """A future that its receiver cannot cancel: the engine thread must always be able to answer."""
+    promise: Future[T] = Future()
+    promise.set_running_or_notify_cancel()
+    return promise

@@ -1,0 +1,209 @@
+"""One command on one model: drop, build, score in one call, isolate what cannot be scored."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .model import Int32Array, Int64Array, Model, Prefix, is_a
+from .prefix_table import PrefixTable, Refused, Wanted
+from .wire import Ack, Build, Command, Inventory, ItemFailure, Result
+
+
+@dataclass(frozen=True, slots=True)
+class WindowTokens:
+    """Token ids of one window: int32 [total], offsets int64 [n + 1], n_scored int32 [n]. May be read-only."""
+
+    token_ids: Int32Array
+    offsets: Int64Array
+    n_scored: Int32Array
+
+    def ids(self, item: int) -> Int32Array:
+        """The ids of one item, a view."""
+        return self.token_ids[self.offsets[item] : self.offsets[item + 1]]
+
+
+@dataclass(slots=True)
+class _Piece:
+    """One item ready for the engine, and its scores once it has them."""
+
+    item: int
+    token_ids: Int32Array
+    n_scored: int
+    prefix: Prefix | None
+    logprobs: np.ndarray[tuple[int, ...], np.dtype[np.float32]] | None = None
+    greedy: np.ndarray[tuple[int, ...], np.dtype[np.bool_]] | None = None
+
+
+class Executor:
+    """Executes commands on a model. Owned by the engine thread."""
+
+    def __init__(self, model: Model, budget_bytes: int) -> None:
+        self._model = model
+        self._vocab_size = int(model.descriptor["vocab_size"])
+        self.table = PrefixTable(model, budget_bytes)
+
+    def execute(self, command: Command, window: WindowTokens) -> tuple[Ack, Result]:
+        """Carry out one command. Returns a refused Ack and no scores if it cannot be, with nothing changed.
+
+        Raises whatever the engine raises that is neither a refusal nor the fault of an item: the replica is
+        then unfit.
+        """
+        start, rows_before = time.perf_counter(), self._rows()
+        failures: list[ItemFailure] = []
+        try:
+            self._check_items(command, window)
+            wanted = [self._wanted(build, command.depth, window) for build in command.builds]
+            self.table.require(command.prefixes, command.drops, wanted)
+            built = self.table.change(command.drops, wanted)
+        except Refused as refusal:
+            ack = self._ack(
+                command, str(refusal), (), time.perf_counter() - start, self._rows() - rows_before, 0
+            )
+            return ack, _gather([], [])
+        pieces = self._pieces(command, window, failures)
+        self._score(pieces, command.depth, failures)
+        scored = [piece for piece in pieces if piece.logprobs is not None and _finite(piece, failures)]
+        sizes = tuple((held.digest, held.size_bytes) for held in built)
+        seconds = time.perf_counter() - start
+        return self._ack(command, "", sizes, seconds, self._rows() - rows_before, len(failures)), _gather(
+            scored, failures
+        )
+
+    def inventory(self, epoch: int) -> Inventory:
+        """Everything held now."""
+        return Inventory(epoch, self.table.entries(), self.table.total_bytes)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes the engine accounts for, prefixes included."""
+        return int(self._model.vram_usage_bytes)
+
+    def close(self) -> None:
+        """Free the prefixes, then the model."""
+        self.table.close()
+        self._model.close()
+
+    def _rows(self) -> int:
+        return int(self._model.counters["rows"])
+
+    def _ack(
+        self,
+        command: Command,
+        refused: str,
+        built: tuple[tuple[bytes, int], ...],
+        seconds: float,
+        rows: int,
+        failed: int,
+    ) -> Ack:
+        table, total = self.table.table_digest(), self.table.total_bytes
+        return Ack(command.epoch, command.sequence, refused, built, total, table, rows, seconds, failed)
+
+    def _check_items(self, command: Command, window: WindowTokens) -> None:
+        limit = len(window.n_scored)
+        highest = max([build.source for build in command.builds], default=-1)
+        highest = max(highest, int(command.items.max())) if len(command.items) else highest
+        if highest >= limit:
+            raise Refused(f"unknown item: {highest} of a window of {limit} items")
+
+    def _wanted(self, build: Build, depth: int, window: WindowTokens) -> Wanted:
+        ids = window.ids(build.source)[: build.end]
+        if len(ids) < build.end:
+            raise Refused(
+                f"unbuildable: a prefix of {build.end} ids of item {build.source}, which has {len(ids)}"
+            )
+        # A copy: a view would pin the whole window in the object store for as long as the prefix is held.
+        return Wanted(build.digest, build.parent, depth, ids.copy())
+
+    def _pieces(self, command: Command, window: WindowTokens, failures: list[ItemFailure]) -> list[_Piece]:
+        pieces = []
+        for item, prefix_of in zip(command.items.tolist(), command.prefix_of.tolist(), strict=True):
+            ids = window.ids(item)
+            if ids.min(initial=0) < 0 or ids.max(initial=0) >= self._vocab_size:
+                bad = ids[(ids < 0) | (ids >= self._vocab_size)][0]
+                message = f"token id {bad} is outside the vocabulary of {self._vocab_size}"
+                failures.append(ItemFailure(item, "token_out_of_range", message))
+                continue
+            prefix = self.table.matching(command.prefixes[prefix_of], ids) if prefix_of >= 0 else None
+            own = ids[prefix.length :] if prefix else ids
+            pieces.append(_Piece(item, own, int(window.n_scored[item]), prefix))
+        return pieces
+
+    def _score(self, pieces: list[_Piece], depth: int, failures: list[ItemFailure]) -> None:
+        """Score all in one call; if the engine finds fault, halve until the items at fault stand alone."""
+        if not pieces:
+            return
+        try:
+            self._score_packed(pieces, depth)
+        except Exception as error:
+            # An unknown exception says that the engine is broken, not the item: it must not be answered as an
+            # item's.
+            kind = item_error_class(error)
+            if kind is None:
+                raise
+            if len(pieces) > 1:
+                middle = len(pieces) // 2
+                self._score(pieces[:middle], depth, failures)
+                self._score(pieces[middle:], depth, failures)
+            elif kind != "out_of_memory" or not self._retried(pieces, depth):
+                failures.append(ItemFailure(pieces[0].item, kind, str(error)))
+
+    def _retried(self, pieces: list[_Piece], depth: int) -> bool:
+        try:
+            self._score_packed(pieces, depth)
+        except Exception as error:
+            if item_error_class(error) is None:
+                raise
+            return False
+        return True
+
+    def _score_packed(self, pieces: Sequence[_Piece], depth: int) -> None:
+        offsets = np.cumsum([0, *(len(piece.token_ids) for piece in pieces)], dtype=np.int64)
+        scores = self._model.score(
+            np.concatenate([piece.token_ids for piece in pieces]).astype(np.int32, copy=False),
+            offsets,
+            np.array([piece.n_scored for piece in pieces], dtype=np.int32),
+            prefixes=[piece.prefix for piece in pieces],
+            depth=depth,
+        )
+        for index, piece in enumerate(pieces):
+            begin, end = int(scores.offsets[index]), int(scores.offsets[index + 1])
+            if end - begin != piece.n_scored:
+                raise RuntimeError(
+                    f"engine returned {end - begin} scores for {piece.n_scored} ids of item {piece.item}"
+                )
+            piece.logprobs, piece.greedy = scores.logprobs[begin:end], scores.greedy[begin:end]
+
+
+def item_error_class(error: Exception) -> str | None:
+    """The class of errors.jsonl for what the engine says of an item; None if the engine is broken."""
+    if is_a(error, "OutOfMemoryError") or isinstance(error, MemoryError):
+        return "out_of_memory"
+    if is_a(error, "RowBudgetError"):
+        return "continuation_too_long"
+    return "internal" if is_a(error, "InvalidInputError") else None
+
+
+def _finite(piece: _Piece, failures: list[ItemFailure]) -> bool:
+    """Whether the scores are numbers; a true zero probability (-inf) is one, NaN and +inf are not."""
+    assert piece.logprobs is not None
+    wrong = np.flatnonzero(np.isnan(piece.logprobs) | np.isposinf(piece.logprobs))
+    if len(wrong):
+        message = f"log-probability {int(wrong[0])} of {piece.n_scored} is {piece.logprobs[wrong[0]]}"
+        failures.append(ItemFailure(piece.item, "non_finite", message))
+    return not len(wrong)
+
+
+def _gather(scored: Sequence[_Piece], failures: Sequence[ItemFailure]) -> Result:
+    logprobs = [piece.logprobs for piece in scored if piece.logprobs is not None]
+    greedy = [piece.greedy for piece in scored if piece.greedy is not None]
+    return Result(
+        items=np.array([piece.item for piece in scored], dtype=np.int32),
+        logprobs=np.concatenate(logprobs) if logprobs else np.empty(0, dtype=np.float32),
+        greedy=np.concatenate(greedy) if greedy else np.empty(0, dtype=np.bool_),
+        offsets=np.cumsum([0, *(len(part) for part in logprobs)], dtype=np.int64),
+        failures=tuple(failures),
+    )
