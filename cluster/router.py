@@ -20,7 +20,7 @@ import ray
 
 from ..workers.messages import decode_ack, decode_inventory, encode_command
 from ..workers.status import decode_status
-from ..workers.wire import VERSION, check_version
+from ..workers.wire import VERSION, WireError, check_version
 from .costs import PlacementRules, Sizes
 from .placement import Placement
 from .wire import Delivery, decode_window, encode_deliveries
@@ -197,8 +197,8 @@ class Router:
                     self._deliver(finished, sent.result)
                 if self._placement.replicas[link.slot].resyncing and ack.epoch == self._epoch(link):
                     self._placement.resync(link.slot, decode_inventory(await link.actor.inventory.remote()))
-            except ray.exceptions.RayError as error:
-                # Dead, unreachable or unfit: whichever it is, nothing it may still do will be believed.
+            except (ray.exceptions.RayError, WireError) as error:
+                # Dead, unreachable, unfit or unreadable: nothing it may still do will be believed.
                 self._lose(link, _reason(error))
                 return
             if self._placement.is_unfit(link.slot):
@@ -287,7 +287,7 @@ class Router:
 
 def _reason(error: Exception) -> str:
     """What a replica's own exception says, without Ray's stack trace; else the kind of death."""
-    cause = getattr(error, "cause", None)
+    cause = error if isinstance(error, WireError) else getattr(error, "cause", None)
     return str(cause) if cause is not None else type(error).__name__
 
 

@@ -79,7 +79,7 @@ class Supervisor:
                 answer = ray.get(slot.ready, timeout=max(deadline - time.monotonic(), 0.001))
             except ray.exceptions.GetTimeoutError:
                 raise PoolError(self._late(slot, timeout_s)) from None
-            except ray.exceptions.RayActorError as death:
+            except ray.exceptions.RayError as death:
                 raise PoolError(
                     f"replica {slot.index} died while it loaded {self._settings.model}: {death}"
                 ) from None
