@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import time
 from collections import deque
 from collections.abc import Coroutine
@@ -72,6 +73,7 @@ class Router:
 
     def __init__(self, rules: PlacementRules) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        self._cpu_at_start_s = time.process_time()
         self._incarnation = uuid4().hex
         self._placement = Placement(rules, Sizes({}))
         self._links: dict[int, _Link] = {}
@@ -82,9 +84,9 @@ class Router:
         self._broken = ""
         self._ticker: asyncio.Task[None] | None = None
 
-    async def hello(self) -> tuple[int, str, int]:
-        """Wire version, a name that changes whenever this actor starts anew, and its process."""
-        return VERSION, self._incarnation, os.getpid()
+    async def hello(self) -> tuple[int, str, int, str]:
+        """Wire version, a name that changes whenever this actor starts anew, its process and host."""
+        return VERSION, self._incarnation, os.getpid(), socket.gethostname()
 
     async def attach(self, slot: int, generation: int, actor: list[Any], status_bytes: bytes) -> None:
         """Give work to a ready replica; twice is harmless. Raises WireError for another wire version."""
@@ -175,7 +177,7 @@ class Router:
             "replicas": replicas,
             "queued": placement.queued_items,
         }
-        packed: bytes = msgpack.packb({**body, "cpu_s": time.process_time()})
+        packed: bytes = msgpack.packb({**body, "cpu_s": time.process_time() - self._cpu_at_start_s})
         return packed
 
     def _pump(self) -> None:
@@ -291,8 +293,8 @@ def _reason(error: Exception) -> str:
     return str(cause) if cause is not None else type(error).__name__
 
 
-def check_hello(hello: tuple[int, str, int]) -> tuple[str, int]:
-    """Incarnation and process of a router of this wire version. Raises WireError naming both versions."""
-    version, incarnation, pid = hello
+def check_hello(hello: tuple[int, str, int, str]) -> tuple[str, int, str]:
+    """Incarnation, process and host of a router of this version. Raises WireError naming both versions."""
+    version, incarnation, pid, host = hello
     check_version(version)
-    return incarnation, pid
+    return incarnation, pid, host

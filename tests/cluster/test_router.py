@@ -175,7 +175,7 @@ def test_another_wire_version_is_refused_on_both_sides(killed: list[Actor]) -> N
 
     run(scenario())
     with pytest.raises(WireError, match=rf"version {VERSION + 1}, this process {VERSION}"):
-        check_hello((VERSION + 1, "name", 1))
+        check_hello((VERSION + 1, "name", 1, "host"))
 
 
 def test_a_replica_that_cannot_be_understood_is_given_up(killed: list[Actor]) -> None:
