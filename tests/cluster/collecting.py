@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from fake_model import expected_logprobs
 from simulated import ids_of
 from tinyloop.cluster.items import Failed, Items, Scored
 from tinyloop.cluster.pool import ReplicaPool
+
+MakePool = Callable[..., ReplicaPool]
 
 
 def gather(

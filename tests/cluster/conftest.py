@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,10 @@ WORKERS = Path(__file__).parent.parent / "workers"
 sys.path[:0] = [str(Path(__file__).parent), str(WORKERS)]
 
 import ray  # noqa: E402
+from collecting import MakePool  # noqa: E402
 from tinyloop.cluster.config import PoolConfig  # noqa: E402
 from tinyloop.cluster.pool import ReplicaPool  # noqa: E402
 from tinyloop.cluster.session import connect  # noqa: E402
-
-MakePool = Callable[..., ReplicaPool]
 
 
 @pytest.fixture(scope="session")

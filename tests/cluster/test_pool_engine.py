@@ -7,8 +7,7 @@ import signal
 
 import numpy as np
 import pytest
-from collecting import gather, values_of
-from conftest import MakePool
+from collecting import MakePool, gather, values_of
 from simulated import ids_of, shared_prefix_items
 from tinyloop.cluster.items import Failed, Items
 from tinyloop.native import load_model

@@ -10,8 +10,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from collecting import expected, gather, values_of
-from conftest import MakePool
+from collecting import MakePool, expected, gather, values_of
 from simulated import ragged_items, shared_prefix_items
 from tinyloop.cluster.items import Failed, Items
 from tinyloop.cluster.pool import ReplicaPool
