@@ -56,7 +56,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """sentences: two a pair, each with the start id in front. gold: int [pairs], which of the two is right."""
+    """sentences: two a pair, behind the start id. gold: int [pairs], which of the two is right."""
 
     sentences: list[NDArray[np.int32]]
     gold: NDArray[np.int64]
@@ -69,12 +69,14 @@ def main() -> int:
     depths = args.depths or range(1, int(str(header.descriptor["loops"])) + 1)
     names = [args.engine, *([args.against] if args.against else [])]
     options = (args.model, args.source, args.numeric_mode, args.threads)
+    options = (args.model, args.source, args.numeric_mode, args.threads)
     scorers = [open_scorer(name, *options) for name in names]
     if args.texts:
         for text in _texts(args.texts, tokenizer, header, set(args.only or ())):
             _report_text(text, names, scorers, depths, args.limit_tokens)
     if args.pairs:
-        pairs = _pairs(args.pairs, tokenizer, header, args.every, args.max_pairs)
+        start = _start_id(header) if args.start is None else args.start
+        pairs = _pairs(args.pairs, tokenizer, start, args.every, args.max_pairs)
         _report_pairs(pairs, names, scorers, depths)
     return 0
 
@@ -90,6 +92,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--pairs", type=Path, help="BLiMP rows as JSON lines, plain or .xz")
     parser.add_argument("--every", type=int, default=15, help="take every n-th pair of the file")
     parser.add_argument("--max-pairs", type=int, default=10**9)
+    parser.add_argument("--start", type=int, metavar="ID", help="id before a sentence; BOS when not given")
     parser.add_argument("--depths", type=int, nargs="*")
     parser.add_argument("--engine", choices=ENGINES, default="native")
     parser.add_argument("--against", choices=ENGINES)
@@ -136,13 +139,16 @@ def _end_id(header: Header) -> int:
     return ids[0]
 
 
-def _pairs(path: Path, tokenizer: Tokenizer, header: Header, every: int, limit: int) -> Pairs:
-    """Each sentence follows the model's BOS id, or its end id when it has none."""
+def _start_id(header: Header) -> int:
+    """The model's BOS id, or its end id when it has none."""
+    bos_id = int(str(header.descriptor["bos_id"]))
+    return bos_id if bos_id >= 0 else _end_id(header)
+
+
+def _pairs(path: Path, tokenizer: Tokenizer, start: int, every: int, limit: int) -> Pairs:
     raw = path.read_bytes()
     lines = (lzma.decompress(raw) if path.suffix == ".xz" else raw).decode().splitlines()
     rows: list[dict[str, Any]] = [json.loads(line) for line in lines[::every][:limit]]
-    bos_id = int(str(header.descriptor["bos_id"]))
-    start = bos_id if bos_id >= 0 else _end_id(header)
     sentences = [
         np.array([start, *tokenizer.encode(choice, add_special_tokens=False).ids], np.int32)
         for row in rows
