@@ -22,8 +22,8 @@ class PoolConfig(BaseModel):
     enough.
     pool_budget_bytes: most bytes of prefixes over all replicas; 0 for no limit beside each replica's own.
     model_budget_bytes: most bytes of everything the engine allocates; None for no limit.
-    build_overhead_rows: what building a prefix costs beside its own rows; a prefix that saves less is not
-    built.
+    build_overhead_rows: what building a prefix costs beside its own rows; one that saves less is not built.
+    A call of the shipped model on the CPU costs as much as 7 of its rows.
     crash_limit: deaths of a replica in a row without any work done, after which it is not replaced again.
     allow_mixed: accept replicas whose numerics differ; results then depend on placement.
     """
@@ -50,7 +50,7 @@ class PoolConfig(BaseModel):
     chunk_seconds: float = Field(default=0.5, gt=0)
     chunk_items: int = Field(default=64, ge=1)
     chunk_rows: int = Field(default=1000, ge=1)
-    build_overhead_rows: int = Field(default=16, ge=0)
+    build_overhead_rows: int = Field(default=8, ge=0)
     hang_floor_s: float = Field(default=5.0, gt=0)
     first_ack_s: float = Field(default=60.0, gt=0)
 

@@ -31,7 +31,7 @@ class PlacementRules:
     chunk_rows: int = 1000
     commands_ahead: int = 2
     pool_budget_bytes: int = 0
-    build_overhead_rows: int = 16
+    build_overhead_rows: int = 8
     hang_floor_s: float = 5.0
     hang_factor: float = 5.0
     first_ack_s: float = 60.0

@@ -47,7 +47,7 @@ class ReplicaPool:
         self._router = router
         self._owns_session = owns_session
         self._client = uuid4().hex
-        self._incarnation, self._router_pid = "", 0
+        self._incarnation, self._router_pid, self._router_host = "", 0, ""
         self._ledger = Ledger()
         self._tokens: dict[int, list[Any]] = {}
         self._collected: deque[Scored | Failed] = deque()
@@ -130,7 +130,7 @@ class ReplicaPool:
         self._closed = True
         statuses: list[Status] = self._supervisor.close(timeout_s=5.0)
         ray.kill(self._router)
-        end_processes({status.pid: status.host for status in statuses}, self._router_pid)
+        end_processes([*((s.pid, s.host) for s in statuses), (self._router_pid, self._router_host)])
         self._tokens.clear()
         if self._owns_session:
             ray.shutdown()
@@ -169,7 +169,7 @@ class ReplicaPool:
         deadline = time.monotonic() + ROUTER_BACK_S
         while True:
             try:
-                self._incarnation, self._router_pid = check_hello(
+                self._incarnation, self._router_pid, self._router_host = check_hello(
                     ray.get(self._router.hello.remote(), timeout=REPLY_S)
                 )
                 up = self._supervisor.up()

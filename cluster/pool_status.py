@@ -41,8 +41,8 @@ class PoolStatus:
     """A snapshot.
 
     tokens_computed: run through the model for what this client has; tokens_total: the same if nothing were
-    shared; tokens_ideal: the same if each shared prefix of a window were computed once. The queue, prefixes and
-    the counters after deaths are the router's and start anew with it.
+    shared; tokens_ideal: the same if each shared prefix of a window were computed once. The queue, prefixes
+    and the counters after deaths are the router's and start anew with it.
     """
 
     replicas: tuple[ReplicaStatus, ...]

@@ -6,21 +6,21 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 GRACE_S = 1.0
 DEADLINE_S = 10.0
 
 
-def end_processes(hosts: Mapping[int, str], router_pid: int) -> None:
-    """Wait until these worker processes of Ray on this host are gone; after a second they are killed.
+def end_processes(processes: Iterable[tuple[int, str]]) -> None:
+    """Wait until those of these actors' processes (number, host) that are here are gone; kill after a second.
 
     A frozen process does not hear the polite request, and Ray waits five seconds before it insists.
     """
-    pids = {pid for pid, host in hosts.items() if host == socket.gethostname()} | ({router_pid} - {0})
+    pids = {pid for pid, host in processes if host == socket.gethostname()}
     start_s = time.monotonic()
-    while (left := {pid for pid in pids if _is_worker(pid)}) and time.monotonic() - start_s < DEADLINE_S:
+    while (left := {pid for pid in pids if _is_ours(pid)}) and time.monotonic() - start_s < DEADLINE_S:
         if time.monotonic() - start_s > GRACE_S:
             for pid in left:
                 _kill(pid)
@@ -34,10 +34,10 @@ def _kill(pid: int) -> None:
         return
 
 
-def _is_worker(pid: int) -> bool:
-    # The command line says that it is Ray's worker: a number may have been given to another process in the
-    # meantime.
+def _is_ours(pid: int) -> bool:
+    # By its title, which Ray sets: the number may have been given to another process in the meantime.
     try:
-        return b"ray::" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        title = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
+    return title.startswith((b"ray::Replica", b"ray::Router"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import time
 from collections import deque
 from collections.abc import Coroutine
@@ -20,7 +21,7 @@ import ray
 
 from ..workers.messages import decode_ack, decode_inventory, encode_command
 from ..workers.status import decode_status
-from ..workers.wire import VERSION, check_version
+from ..workers.wire import VERSION, WireError, check_version
 from .costs import PlacementRules, Sizes
 from .placement import Placement
 from .wire import Delivery, decode_window, encode_deliveries
@@ -72,6 +73,7 @@ class Router:
 
     def __init__(self, rules: PlacementRules) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        self._cpu_at_start_s = time.process_time()
         self._incarnation = uuid4().hex
         self._placement = Placement(rules, Sizes({}))
         self._links: dict[int, _Link] = {}
@@ -82,9 +84,9 @@ class Router:
         self._broken = ""
         self._ticker: asyncio.Task[None] | None = None
 
-    async def hello(self) -> tuple[int, str, int]:
-        """Wire version, a name that changes whenever this actor starts anew, and its process."""
-        return VERSION, self._incarnation, os.getpid()
+    async def hello(self) -> tuple[int, str, int, str]:
+        """Wire version, a name that changes whenever this actor starts anew, its process and host."""
+        return VERSION, self._incarnation, os.getpid(), socket.gethostname()
 
     async def attach(self, slot: int, generation: int, actor: list[Any], status_bytes: bytes) -> None:
         """Give work to a ready replica; twice is harmless. Raises WireError for another wire version."""
@@ -175,7 +177,7 @@ class Router:
             "replicas": replicas,
             "queued": placement.queued_items,
         }
-        packed: bytes = msgpack.packb({**body, "cpu_s": time.process_time()})
+        packed: bytes = msgpack.packb({**body, "cpu_s": time.process_time() - self._cpu_at_start_s})
         return packed
 
     def _pump(self) -> None:
@@ -197,8 +199,8 @@ class Router:
                     self._deliver(finished, sent.result)
                 if self._placement.replicas[link.slot].resyncing and ack.epoch == self._epoch(link):
                     self._placement.resync(link.slot, decode_inventory(await link.actor.inventory.remote()))
-            except ray.exceptions.RayError as error:
-                # Dead, unreachable or unfit: whichever it is, nothing it may still do will be believed.
+            except (ray.exceptions.RayError, WireError) as error:
+                # Dead, unreachable, unfit or unreadable: nothing it may still do will be believed.
                 self._lose(link, _reason(error))
                 return
             if self._placement.is_unfit(link.slot):
@@ -287,12 +289,12 @@ class Router:
 
 def _reason(error: Exception) -> str:
     """What a replica's own exception says, without Ray's stack trace; else the kind of death."""
-    cause = getattr(error, "cause", None)
+    cause = error if isinstance(error, WireError) else getattr(error, "cause", None)
     return str(cause) if cause is not None else type(error).__name__
 
 
-def check_hello(hello: tuple[int, str, int]) -> tuple[str, int]:
-    """Incarnation and process of a router of this wire version. Raises WireError naming both versions."""
-    version, incarnation, pid = hello
+def check_hello(hello: tuple[int, str, int, str]) -> tuple[str, int, str]:
+    """Incarnation, process and host of a router of this version. Raises WireError naming both versions."""
+    version, incarnation, pid, host = hello
     check_version(version)
-    return incarnation, pid
+    return incarnation, pid, host

@@ -29,7 +29,7 @@ class CutRules:
 
     model_digest: str
     vocab_size: int
-    build_overhead_rows: int = 16
+    build_overhead_rows: int = 8
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,7 @@ class Slot:
     status_bytes: bytes = b""
     attached: bool = False
     barren: int = 0
+    started_s: float = 0.0
     restart_s: float = 0.0
     trouble: str = ""
 
@@ -54,7 +55,7 @@ class Supervisor:
         self._settings = settings
         self._options = options
         self._crash_limit = crash_limit
-        self._allow_mixed = False
+        self._allow_mixed, self._start_timeout_s = False, 0.0
         self.slots = [Slot(index) for index in range(slots)]
         self.facts: ModelFacts | None = None
         self.deaths = 0
@@ -72,14 +73,14 @@ class Supervisor:
 
     def wait_ready(self, timeout_s: float, *, allow_mixed: bool) -> None:
         """Wait until every replica has loaded. Raises PoolError with the reason of one that did not."""
-        self._allow_mixed = allow_mixed
+        self._allow_mixed, self._start_timeout_s = allow_mixed, timeout_s
         deadline = time.monotonic() + timeout_s
         for slot in self.slots:
             try:
                 answer = ray.get(slot.ready, timeout=max(deadline - time.monotonic(), 0.001))
             except ray.exceptions.GetTimeoutError:
                 raise PoolError(self._late(slot, timeout_s)) from None
-            except ray.exceptions.RayActorError as death:
+            except ray.exceptions.RayError as death:
                 raise PoolError(
                     f"replica {slot.index} died while it loaded {self._settings.model}: {death}"
                 ) from None
@@ -123,7 +124,7 @@ class Supervisor:
         hide_gpus = not self._options.get("num_gpus")
         slot.actor = self._actor_class.options(**self._options).remote(self._settings, hide_gpus)
         slot.ready, slot.watch = slot.actor.ready.remote(), slot.actor.until_death.remote()
-        slot.state, slot.attached = "starting", False
+        slot.state, slot.attached, slot.started_s = "starting", False, time.monotonic()
 
     def _welcome(self, slot: Slot, answer: bytes) -> str:
         """Check what a replica says of itself. Returns why it is of no use, or nothing and it is up."""
@@ -179,6 +180,10 @@ class Supervisor:
         for slot in self.slots:
             if slot.state == "waiting" and time.monotonic() >= slot.restart_s:
                 self._spawn(slot)
+            if slot.state == "starting" and time.monotonic() > slot.started_s + self._start_timeout_s:
+                trouble = self._late(slot, self._start_timeout_s)
+                ray.kill(slot.actor)
+                self._lost(slot, trouble)
             if slot.state == "up" and not slot.attached:
                 slot.attached = self._attach(slot)
         if not waiting:

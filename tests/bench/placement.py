@@ -41,7 +41,8 @@ def quality(name: str) -> None:
     print(
         f"{name:24} hit {100 * hit:5.1f} % ({100 * hit / ideal_hit:5.1f} % of ideal), rows / ideal "
         f"{counters.computed_rows / counters.ideal_rows:.4f}, makespan / bound "
-        f"{simulation.now_s / bound_s:.3f}, steals {counters.steals}, evictions {counters.evictions}, refusals {counters.refusals}, "
+        f"{simulation.now_s / bound_s:.3f}, steals {counters.steals}, "
+        f"evictions {counters.evictions}, refusals {counters.refusals}, "
         f"differences {counters.mirror_differences}"
     )
 
@@ -75,7 +76,8 @@ def speed(groups: int, each: int) -> None:
     total_s = time.perf_counter() - start_s
     print(
         f"{len(items):,} items in {groups:,} groups: cut {cut_s:.2f} s (client), plan {plan_s:.2f} s, "
-        f"plan and place {total_s:.2f} s = {len(items) / total_s:,.0f} decisions/s, {placement.counters.chunks} commands"
+        f"plan and place {total_s:.2f} s = {len(items) / total_s:,.0f} decisions/s, "
+        f"{placement.counters.chunks} commands"
     )
 
 

@@ -1,9 +1,65 @@
-"""Simulated replicas and fake models for the tests of many."""
+"""Simulated replicas, fake models and one Ray session for the tests of many."""
 
 from __future__ import annotations
 
+import json
+import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parent.parent / "workers"))
+import pytest
+
+WORKERS = Path(__file__).parent.parent / "workers"
+sys.path[:0] = [str(Path(__file__).parent), str(WORKERS)]
+
+import ray  # noqa: E402
+from collecting import MakePool  # noqa: E402
+from tinyloop.cluster.config import PoolConfig  # noqa: E402
+from tinyloop.cluster.pool import ReplicaPool  # noqa: E402
+from tinyloop.cluster.session import connect  # noqa: E402
+
+
+@pytest.fixture(scope="session")
+def session() -> Iterator[None]:
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(WORKERS), *filter(None, [before])])
+    started = connect(None)
+    yield
+    if started:
+        ray.shutdown()
+    if before is None:
+        del os.environ["PYTHONPATH"]
+    else:
+        os.environ["PYTHONPATH"] = before
+
+
+@pytest.fixture
+def make_pool(session: None, tmp_path: Path) -> Iterator[MakePool]:
+    pools: list[ReplicaPool] = []
+
+    def make(
+        replicas: int = 1,
+        model: dict[str, Any] | None = None,
+        *,
+        model_path: Path | None = None,
+        factory: str = "fake_model:load_model",
+        **settings: Any,
+    ) -> ReplicaPool:
+        path = model_path or tmp_path / f"model-{len(pools)}.json"
+        if model_path is None:
+            path.write_text(json.dumps(model or {}))
+        config = PoolConfig(model=path, factory=factory, replicas=replicas, **settings)
+        pools.append(ReplicaPool.start(config))
+        return pools[-1]
+
+    yield make
+    for pool in pools:
+        pids = [replica.pid for replica in pool.status().replicas] if not pool._closed else []
+        pool.close()
+        assert not [pid for pid in pids if Path(f"/proc/{pid}").exists() and "ray::Replica" in _command(pid)]
+
+
+def _command(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")

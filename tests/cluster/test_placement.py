@@ -148,7 +148,7 @@ def test_the_mirror_is_exact_through_kills_refusals_and_budget_changes(seed: int
     simulation = Simulation({slot: SimulatedReplica() for slot in range(3)}, rules)
     placement = simulation.placement
     commands = windows = 0
-    while commands < 3000:
+    while commands < 5000:
         if placement.queued_items < 100:
             windows += 1
             simulation.submit(f"w{windows}", random_window(random))  # type: ignore[arg-type]

@@ -2,96 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from random import Random
 
 import numpy as np
 import pytest
-import ray
-from fake_model import expected_logprobs
-from simulated import ids_of, ragged_items, shared_prefix_items
-from tinyloop.cluster.config import PoolConfig
-from tinyloop.cluster.items import Failed, Items, Scored
+from collecting import MakePool, expected, gather, values_of
+from simulated import ragged_items, shared_prefix_items
+from tinyloop.cluster.items import Failed, Items
 from tinyloop.cluster.pool import ReplicaPool
-from tinyloop.cluster.session import connect
 from tinyloop.cluster.supervisor import PoolError
-
-MakePool = Callable[..., ReplicaPool]
-
-
-@pytest.fixture(scope="module")
-def session() -> Iterator[None]:
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join(
-        [str(Path(__file__).parent.parent / "workers"), *filter(None, [before])]
-    )
-    started = connect(None)
-    yield
-    if started:
-        ray.shutdown()
-    if before is None:
-        del os.environ["PYTHONPATH"]
-    else:
-        os.environ["PYTHONPATH"] = before
-
-
-@pytest.fixture
-def make_pool(session: None, tmp_path: Path) -> Iterator[MakePool]:
-    pools: list[ReplicaPool] = []
-
-    def make(replicas: int = 1, model: dict[str, Any] | None = None, **settings: Any) -> ReplicaPool:
-        path = tmp_path / f"model-{len(pools)}.json"
-        path.write_text(json.dumps(model or {}))
-        config = PoolConfig(model=path, factory="fake_model:load_model", replicas=replicas, **settings)
-        pools.append(ReplicaPool.start(config))
-        return pools[-1]
-
-    yield make
-    for pool in pools:
-        pids = [replica.pid for replica in pool.status().replicas] if not pool._closed else []
-        pool.close()
-        assert not [pid for pid in pids if Path(f"/proc/{pid}").exists() and "ray::Replica" in _command(pid)]
-
-
-def _command(pid: int) -> str:
-    return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
-
-
-def gather(pool: ReplicaPool, window: int, items: Items, until: float = 60.0) -> dict[int, bytes | Failed]:
-    """Every item of one window, each exactly once."""
-    found: dict[int, bytes | Failed] = {}
-    deadline = time.monotonic() + until
-    while len(found) < len(items):
-        assert time.monotonic() < deadline, f"{len(found)} of {len(items)} items came back"
-        for part in pool.collect(1.0):
-            assert part.window == window
-            for item, value in _values(part):
-                assert item not in found
-                found[item] = value
-    assert pool.collect(0.0) == []
-    return found
-
-
-def _values(part: Scored | Failed) -> list[tuple[int, bytes | Failed]]:
-    if isinstance(part, Failed):
-        return [(part.item, part)]
-    bounds = part.offsets.tolist()
-    return [
-        (item, part.logprobs[bounds[i] : bounds[i + 1]].tobytes())
-        for i, item in enumerate(part.items.tolist())
-    ]
-
-
-def expected(items: Items) -> dict[int, bytes]:
-    return {
-        item: expected_logprobs(ids_of(items, item), items.depth)[-int(items.n_scored[item]) :].tobytes()
-        for item in range(len(items))
-    }
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
@@ -118,7 +41,7 @@ def _start_slow_window(pool: ReplicaPool) -> tuple[Items, dict[int, bytes | Fail
     found: dict[int, bytes | Failed] = {}
     while not found:
         for part in pool.collect(10.0):
-            found.update(_values(part))
+            found.update(values_of(part))
     return items, found
 
 
@@ -127,23 +50,50 @@ def _finish(pool: ReplicaPool, items: Items, found: dict[int, bytes | Failed]) -
     while len(found) < len(items):
         assert time.monotonic() < deadline, f"{len(found)} of {len(items)} items came back"
         for part in pool.collect(1.0):
-            for item, value in _values(part):
+            for item, value in values_of(part):
                 assert item not in found
                 found[item] = value
     assert found == expected(items)
 
 
 SLOW = {"row_seconds": 3e-4}
+SEED = 11
 
 
 @pytest.mark.chaos
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_a_killed_replica_loses_and_doubles_nothing(make_pool: MakePool, replicas: int) -> None:
-    pool = make_pool(replicas, SLOW, chunk_rows=400)
+def test_a_lone_replica_that_is_killed_is_replaced_and_nothing_is_lost(make_pool: MakePool) -> None:
+    pool = make_pool(1, SLOW, chunk_rows=400)
     items, found = _start_slow_window(pool)
     os.kill(_pid_of(pool, 0), signal.SIGKILL)
     _finish(pool, items, found)
     assert pool.status().deaths == 1
+
+
+@pytest.mark.chaos
+def test_random_kills_of_replicas_and_router_lose_and_double_nothing(make_pool: MakePool) -> None:
+    random, seed = Random(SEED), SEED
+    pool = make_pool(2, SLOW, chunk_rows=300)
+    items = shared_prefix_items(60, 8, 64, 16, seed=7)
+    pool.submit(0, items)
+    found: dict[int, bytes | Failed] = {}
+    kills = 0
+    deadline = time.monotonic() + 90
+    while len(found) < len(items):
+        assert time.monotonic() < deadline, f"seed {seed}: {len(found)} of {len(items)} after {kills} kills"
+        before = len(found)
+        for part in pool.collect(1.0):
+            for item, value in values_of(part):
+                assert item not in found, f"seed {seed}"
+                found[item] = value
+        if kills < 5 and len(found) > before and random.random() < 0.5:
+            pids = [pool._router_pid, *(r.pid for r in pool.status().replicas if r.state == "up")]
+            victim = random.choice(pids)
+            if Path(f"/proc/{victim}").exists():
+                os.kill(victim, signal.SIGKILL)
+                kills += 1
+    assert found == expected(items), f"seed {seed}"
+    assert kills >= 3
+    assert pool.status().mirror_differences == 0
 
 
 @pytest.mark.chaos
@@ -212,6 +162,6 @@ def test_a_third_window_waits_for_one_of_two_and_everything_comes_back(make_pool
     found: dict[tuple[int, int], bytes | Failed] = {}
     while len(found) < sum(map(len, windows)):
         for part in pool.collect(5.0):
-            found.update({(part.window, item): value for item, value in _values(part)})
+            found.update({(part.window, item): value for item, value in values_of(part)})
     for number, items in enumerate(windows):
         assert {item: found[number, item] for item in range(len(items))} == expected(items)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -57,3 +59,14 @@ def test_the_rule_sees_relative_imports() -> None:
     assert "ray" in {module for module, _ in imports_of(source)}
     assert "workers.engine_thread" in {module for module, _ in imports_of(source)}
     assert "workers.wire" in {module for module, _ in imports_of(ROOT / "cluster" / "segments.py")}
+
+
+def test_placement_is_imported_without_ray_and_the_pool_by_its_short_name() -> None:
+    lines = (
+        "import sys",
+        "import tinyloop.cluster.placement, tinyloop.workers.engine_thread",
+        "assert 'ray' not in sys.modules",
+        "from tinyloop.cluster import PoolConfig, PoolError, ReplicaPool",
+        "assert ReplicaPool.__module__ == 'tinyloop.cluster.pool'",
+    )
+    subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True, timeout=60)

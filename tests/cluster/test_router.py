@@ -1,0 +1,206 @@
+"""The router without Ray's processes: replicas are futures that the test resolves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+import ray
+from simulated import RULES, SimulatedReplica, shared_prefix_items
+from tinyloop.cluster.costs import PlacementRules
+from tinyloop.cluster.items import Items
+from tinyloop.cluster.router import Router, check_hello
+from tinyloop.cluster.segments import cut_window
+from tinyloop.cluster.wire import Delivery, decode_deliveries, encode_window
+from tinyloop.workers.messages import decode_command, encode_ack, encode_inventory
+from tinyloop.workers.status import Status, encode_status
+from tinyloop.workers.wire import VERSION, WireError
+
+READY = Status("ready", "run", "", 1, "host", 0, 0, 0, 0.0, 0.0, 0, 0, 0, 1 << 30, 0)
+ITEMS = shared_prefix_items(groups=8, each=8, shared=64, own=16)
+
+
+class Method:
+    """A method of an actor: `remote` answers with what the function returns."""
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self.remote = call
+
+    def options(self, **options: Any) -> Method:
+        return self
+
+
+class Actor:
+    """A replica whose commands wait until the test answers them."""
+
+    def __init__(self) -> None:
+        self.simulated = SimulatedReplica()
+        self.death: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.sent: list[tuple[bytes, asyncio.Future[bytes]]] = []
+        self.answers_health = True
+        self.run = Method(self._run)
+        self.inventory = Method(self._inventory)
+        self.until_death = Method(lambda: self.death)
+        self.health = Method(self._health)
+
+    def _run(self, command: bytes, tokens: list[Any]) -> list[Any]:
+        acknowledgement: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self.sent.append((command, acknowledgement))
+        return [acknowledgement, f"result of {len(self.sent)}"]
+
+    async def _inventory(self) -> bytes:
+        return encode_inventory(self.simulated.inventory())
+
+    async def _health(self) -> bytes:
+        if not self.answers_health:
+            await asyncio.Event().wait()
+        return encode_status(READY)
+
+    def answer(self) -> None:
+        command, acknowledgement = self.sent.pop(0)
+        acknowledgement.set_result(encode_ack(self.simulated.run(decode_command(command), ITEMS)))
+
+
+@pytest.fixture
+def killed(monkeypatch: pytest.MonkeyPatch) -> list[Actor]:
+    actors: list[Actor] = []
+    monkeypatch.setattr(ray, "kill", actors.append)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    return actors
+
+
+def run(scenario: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(scenario, 20))
+
+
+async def attached(rules: PlacementRules, *actors: Actor) -> tuple[Router, str]:
+    router = Router(rules)
+    for slot, actor in enumerate(actors):
+        await router.attach(slot, 1, [actor], encode_status(READY))
+    return router, check_hello(await router.hello())[0]
+
+
+async def submit(router: Router, incarnation: str, items: Items = ITEMS) -> bool:
+    head = cut_window(items, RULES, client="me", window=0)
+    return await router.submit(incarnation, encode_window(head), ["tokens"])
+
+
+async def collect(router: Router, incarnation: str, after: int) -> list[Delivery]:
+    answer = await router.collect(incarnation, "me", after, 5.0)
+    assert answer is not None
+    return decode_deliveries(answer[0])
+
+
+def test_two_commands_are_ahead_and_deliveries_are_kept_until_acknowledged(killed: list[Actor]) -> None:
+    async def scenario() -> None:
+        actor = Actor()
+        router, name = await attached(PlacementRules(chunk_rows=100, chunk_items=4), actor)
+        assert await submit(router, name)
+        assert len(actor.sent) == 2
+        actor.answer()
+        first = await collect(router, name, after=0)
+        assert [d.number for d in await collect(router, name, after=0)] == [d.number for d in first] == [1]
+        assert len(actor.sent) == 2
+        actor.answer()
+        assert [d.number for d in await collect(router, name, after=1)] == [2]
+        found = [*first[0].items]
+        after = 1
+        while len(found) < len(ITEMS):
+            for delivery in await collect(router, name, after):
+                found += [*delivery.items]
+                after = delivery.number
+            if actor.sent:
+                actor.answer()
+        assert sorted(found) == list(range(len(ITEMS)))
+
+    run(scenario())
+
+
+def test_a_death_moves_its_work_to_the_other_replica(killed: list[Actor]) -> None:
+    async def scenario() -> None:
+        dying, other = Actor(), Actor()
+        router, name = await attached(PlacementRules(chunk_rows=50, chunk_items=4), dying, other)
+        await submit(router, name)
+        assert len(dying.sent) == 2
+        dying.death.set_exception(ray.exceptions.ActorDiedError())
+        after, found = 0, []
+        while len(found) < len(ITEMS):
+            other.answer()
+            for delivery in await collect(router, name, after):
+                found += [*delivery.items]
+                after = delivery.number
+        assert sorted(found) == list(range(len(ITEMS)))
+        assert killed == [dying]
+        assert await router.detach(0, 1) == (False, "ActorDiedError")
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_late_replica_is_given_up_only_if_it_does_not_answer(
+    killed: list[Actor], monkeypatch: pytest.MonkeyPatch, answers: bool
+) -> None:
+    monkeypatch.setattr("tinyloop.cluster.router.PROBE_S", 0.05)
+    monkeypatch.setattr("tinyloop.cluster.router.HEARTBEAT_S", 0.01)
+
+    async def scenario() -> None:
+        actor = Actor()
+        actor.answers_health = answers
+        router, name = await attached(PlacementRules(first_ack_s=0.02, answering_factor=1000.0), actor)
+        await submit(router, name)
+        while not killed and not router._placement.replicas[0].spared:
+            await asyncio.sleep(0.01)
+        assert killed == ([] if answers else [actor])
+
+    run(scenario())
+
+
+def test_a_client_of_an_earlier_incarnation_is_told_so(killed: list[Actor]) -> None:
+    async def scenario() -> None:
+        router, _ = await attached(PlacementRules(), Actor())
+        assert not await submit(router, "an earlier one")
+        assert await router.collect("an earlier one", "me", 0, 5.0) is None
+
+    run(scenario())
+
+
+def test_another_wire_version_is_refused_on_both_sides(killed: list[Actor]) -> None:
+    async def scenario() -> None:
+        router, _ = await attached(PlacementRules())
+        other = bytes([VERSION + 1]) + encode_status(READY)[1:]
+        with pytest.raises(WireError, match=rf"version {VERSION + 1}, this process {VERSION}"):
+            await router.attach(0, 1, [Actor()], other)
+
+    run(scenario())
+    with pytest.raises(WireError, match=rf"version {VERSION + 1}, this process {VERSION}"):
+        check_hello((VERSION + 1, "name", 1, "host"))
+
+
+def test_a_replica_that_cannot_be_understood_is_given_up(killed: list[Actor]) -> None:
+    async def scenario() -> None:
+        actor = Actor()
+        router, name = await attached(PlacementRules(), actor)
+        await submit(router, name)
+        actor.sent.pop(0)[1].set_result(b"\x01 no acknowledgement")
+        while not killed:
+            await asyncio.sleep(0)
+        assert "is not valid msgpack" in (await router.detach(0, 1))[1]
+
+    run(scenario())
+
+
+def test_a_defect_in_the_router_reaches_the_client_as_an_error(
+    killed: list[Actor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        actor = Actor()
+        router, name = await attached(PlacementRules(), actor)
+        await submit(router, name)
+        monkeypatch.setattr(router._placement, "acknowledge", lambda *_: {}["defect"])
+        actor.answer()
+        with pytest.raises(RuntimeError, match="router failed: KeyError: 'defect'"):
+            await router.collect(name, "me", 0, 5.0)
+
+    run(scenario())
