@@ -59,11 +59,11 @@ def tiny_descriptor(family: str, /, **overrides: Value) -> Descriptor:
 
 
 def random_tensors(descriptor: Descriptor, seed: int, outlier_channels: int = 2) -> TensorMap:
-    """Random weights of healthy scale, in which outlier_channels input channels of every matrix are 30 times larger.
+    """Random weights of healthy scale, in which some input channels of every matrix are 30 times larger.
 
-    Real models have such channels, and they are what breaks a careless quantizer or a sum in too low a precision. What
-    feeds an outlier channel is made 30 times smaller, so that attention and logits keep their scale: otherwise the model
-    would amplify any rounding, and a comparison would measure that instead.
+    Real models have such channels, and they are what breaks a careless quantizer or a sum in too low a
+    precision. What feeds an outlier channel is made 30 times smaller, so that attention and logits keep their
+    scale: otherwise the model would amplify any rounding, and a comparison would measure that instead.
     """
     rng = np.random.default_rng(seed)
     tensors: TensorMap = {}
