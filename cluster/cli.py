@@ -173,7 +173,6 @@ def main() -> None:
         sys.exit(int(ExitCode.INTERRUPTED))
     except Exception:
         # The end of the line: a defect here or in a library must not look like a usage error, and a folder
-        # that was
-        # begun is resumable whatever happened.
+        # that was begun is resumable whatever happened.
         traceback.print_exc()
         sys.exit(int(ExitCode.INFRASTRUCTURE))

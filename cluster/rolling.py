@@ -37,8 +37,7 @@ def rolling_windows(n_tokens: int, max_rows: int, policy: RollingPolicy) -> list
     """Windows over tokens 0..n_tokens-1, each at most max_rows + 1 ids long.
 
     Every token is in the scored part of exactly one window; each has at least one id before it. The last
-    window is
-    shifted left, so that it has as much context as fits.
+    window is shifted left, so that it has as much context as fits.
     """
     room = max_rows - 1 if policy.bos_every_window else max_rows
     step = max(1, min(policy.stride or room, room))

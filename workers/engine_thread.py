@@ -1,8 +1,7 @@
 """The one thread that makes, uses and closes a model. Everybody else sends it commands and reads snapshots.
 
 Invariant: every command submitted gets exactly one answer, a refusal included, unless the engine breaks; then
-every
-command that waits fails with EngineUnfit and the replica must be replaced.
+every command that waits fails with EngineUnfit and the replica must be replaced.
 """
 
 from __future__ import annotations

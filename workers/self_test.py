@@ -28,8 +28,7 @@ def self_test(model: Model) -> SelfTest:
     """Score a fixed text in three ways. Raises SelfTestError if a count, a sum or a bit differs.
 
     A prefix hit must give the same bits as a miss, and a packed call the same bits as a plain one: everything
-    the pool
-    promises about retries and placement rests on it.
+    the pool promises about retries and placement rests on it.
     """
     length = min(LENGTH, model.max_seq_len)
     ids = (np.arange(1, length + 1, dtype=np.int64) * 7919 % int(model.descriptor["vocab_size"])).astype(

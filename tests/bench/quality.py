@@ -5,14 +5,12 @@
     MODEL.gguf
 
 One JSON line a measurement on standard output. `--against` also runs a second engine on the same token ids
-and
-says on how many pairs both choose the same sentence, and how far their bits per byte are apart.
+and says on how many pairs both choose the same sentence, and how far their bits per byte are apart.
 
 Bits per byte = nats a token x number of ids / (bytes + 1 a document) / ln 2, over rows of 1,025 ids that
-overlap
-by one, no BOS, at most --limit-tokens of a text. A document ends in a byte of the text (0) and in an id (the
-model's first end id). With a small limit the figure is that of the text's beginning at the whole text's bytes
-a
+overlap by one, no BOS, at most --limit-tokens of a text. A document ends in a byte of the text (0) and in an
+id (the model's first end id). With a small limit the figure is that of the text's beginning at the whole
+text's bytes a
 token: right for comparing engines and bits, not with the whole text's figure.
 """
 

@@ -1,8 +1,7 @@
 """Make configs/demo from the data folder: `python tests/golden/make_demo.py DATA [DESTINATION]`.
 
 DATA holds questions/blimp.jsonl.xz, questions/wordnet-def.held.jsonl.xz and corpus/held.tar.xz. The choice is
-by fixed
-strides, so the same data give the same rows.
+by fixed strides, so the same data give the same rows.
 """
 
 from __future__ import annotations

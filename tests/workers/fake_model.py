@@ -1,6 +1,5 @@
 """A model for tests with the native face: each log-probability is a pure function of all ids up to it, the
-depth and nothing
-else, so any mix-up of prefixes, items or depths changes numbers.
+depth and nothing else, so any mix-up of prefixes, items or depths changes numbers.
 
 The model file is JSON: {"vocab": 1000, "bytes_per_token": 100, "memory_bytes": 10**9, "row_seconds": 0.0,
 "exit_on": id,
