@@ -1,7 +1,7 @@
 #include "calls.h"
 
 #include <algorithm>
-#include <functional>
+#include <map>
 #include <numeric>
 #include <string>
 
@@ -43,7 +43,7 @@ void check_rows(const Engine& engine, size_t rows, int64_t prefix_length, const 
   }
 }
 
-// A prefix that can serve a item of this engine at this depth.
+// A prefix that can serve an item of this engine at this depth.
 void check_prefix(const Engine& engine, const PrefixState& prefix, int depth,
                   const std::string& what) {
   if (prefix.engine.get() != &engine) {
@@ -82,8 +82,10 @@ void score_pass(Engine& engine, const std::vector<ScoreItem>& items,
   run_pass(engine, sequences, depth, nullptr);
 
   const int64_t rows = engine.options.max_seq_len;
-  int32_t* scored_rows = engine.buffers.row_ids.as<int32_t>() + 2 * rows;
+  int32_t* scored_rows = engine.buffers.row_ids.as<int32_t>() + rows;
   int32_t* targets = scored_rows + rows;
+  float* scores = engine.buffers.row_scores.as<float>();
+  auto* flags = reinterpret_cast<uint8_t*>(scores + rows);
   int64_t n = 0, row = 0;
   for (size_t i = first; i < last; ++i) {
     const ScoreItem& item = items[order[i]];
@@ -93,18 +95,29 @@ void score_pass(Engine& engine, const std::vector<ScoreItem>& items,
       targets[n] = item.ids[item.n_ids - item.n_scored + j];
     }
   }
-  std::vector<float> scores(static_cast<size_t>(n));
-  std::vector<uint8_t> flags(static_cast<size_t>(n));
   engine.backend->score_head(engine.buffers.main.as<float>(), scored_rows, targets, n,
-                             engine.weights.output_head(), scores.data(), flags.data());
+                             engine.weights.output_head(), scores, flags);
   engine.counters.head_rows += n;
   size_t at = 0;
   for (size_t i = first; i < last; ++i) {
     const size_t count = items[order[i]].n_scored;
-    std::copy_n(scores.data() + at, count, logprobs + offsets[order[i]]);
-    std::copy_n(flags.data() + at, count, greedy + offsets[order[i]]);
+    std::copy_n(scores + at, count, logprobs + offsets[order[i]]);
+    std::copy_n(flags + at, count, greedy + offsets[order[i]]);
     at += count;
   }
+}
+
+// The order in which items run: those on one prefix side by side, so that a pass reads its tiles
+// once; prefixes by first appearance.
+std::vector<size_t> pass_order(const std::vector<ScoreItem>& items) {
+  std::map<const PrefixState*, size_t> rank;
+  for (const ScoreItem& item : items) rank.emplace(item.prefix, rank.size());
+  std::vector<size_t> order(items.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+    return rank.at(items[a].prefix) < rank.at(items[b].prefix);
+  });
+  return order;
 }
 
 }  // namespace
@@ -118,12 +131,7 @@ void score(Engine& engine, const std::vector<ScoreItem>& items, int depth, float
     check_item(engine, items[i], i, depth);
     offsets[i + 1] = offsets[i] + items[i].n_scored;
   }
-  // Requests on one prefix side by side, so that a pass reads its tiles once.
-  std::vector<size_t> order(items.size());
-  std::iota(order.begin(), order.end(), size_t{0});
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
-    return std::less<>()(items[a].prefix, items[b].prefix);
-  });
+  const std::vector<size_t> order = pass_order(items);
   const auto budget = static_cast<size_t>(engine.options.max_seq_len);
   for (size_t first = 0; first < order.size();) {
     size_t last = first, rows = 0;

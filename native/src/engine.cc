@@ -187,7 +187,8 @@ void Engine::allocate_buffers() {
   b.attn_down = take(b.scratch_rows * b.attn_down_width * element, Owner::kScratch, "attn_down");
   b.pass_kv = take(2 * rows * d.kv_width() * element, Owner::kRequest, "keys and values of a pass");
   b.rope = take(rows * d.head_dim * 4, Owner::kTables, "rope");
-  b.row_ids = take(4 * rows * 4, Owner::kTables, "row ids");
+  b.row_ids = take(3 * rows * 4, Owner::kTables, "row ids");
+  b.row_scores = take(rows * 5, Owner::kTables, "row scores");
   WorkspaceShape shape;
   shape.max_inputs = std::max({d.hidden_size, d.q_width(), d.ffn_size});
   shape.vocab_size = d.vocab_size;

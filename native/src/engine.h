@@ -44,7 +44,8 @@ struct BufferPool {
   Block pass_kv;  // keys then values of one plane, [max_seq_len, kv] each: a scored sequence's own
                   // tokens are in the pass whole, so no other plane of theirs is ever read again
   Block rope;     // float32 [max_seq_len, head_dim]
-  Block row_ids;  // int32 [4, max_seq_len]: token ids, positions, scored rows, their targets
+  Block row_ids;  // int32 [3, max_seq_len]: token ids, scored rows, the scored rows' targets
+  Block row_scores;  // float32 [max_seq_len], then uint8 [max_seq_len]: what the head gives
   int64_t scratch_rows = 0;
   int64_t scratch1_width = 0;
   int64_t attn_down_width = 0;
