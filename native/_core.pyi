@@ -82,7 +82,7 @@ class Model:
     ) -> None: ...
 
 def load_model(
-    path: str,
+    path: bytes,
     *,
     digest: str,
     max_seq_len: int,

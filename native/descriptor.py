@@ -6,7 +6,6 @@ refused.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import cast
 
@@ -39,15 +38,25 @@ KEYS: dict[str, type] = {
     "chat_template": str,
 }
 
-_SIZES = ("vocab_size", "hidden_size", "ffn_size", "n_q_heads", "n_kv_heads", "head_dim", "n_layers")
-_COUNTS = (*_SIZES, "max_positions", "loops")
+# The largest value of each count, the same as the engine's reader has: what can be written can be loaded.
+_LARGEST = {
+    "vocab_size": 1 << 24,
+    "hidden_size": 1 << 20,
+    "ffn_size": 1 << 20,
+    "n_q_heads": 1 << 12,
+    "n_kv_heads": 1 << 12,
+    "head_dim": 256,
+    "n_layers": 1 << 12,
+    "max_positions": 1 << 30,
+    "loops": 1 << 12,
+}
+_MAX_GROUPED_HEADS = 128
 _CHOICES: dict[str, tuple[Value, ...]] = {
     "family": ("llama", "ouro"),
     "norm_placement": ("pre", "sandwich"),
     "rope_style": ("half",),
     "attn_bias": (False,),
 }
-_MAX_COUNT = 2**31 - 1
 
 
 def check_descriptor(values: Mapping[str, Value]) -> Descriptor:
@@ -67,22 +76,27 @@ def check_descriptor(values: Mapping[str, Value]) -> Descriptor:
 
 
 def _check_values(descriptor: Descriptor) -> None:
-    for key in _COUNTS:
-        if not 1 <= integer(descriptor, key) <= _MAX_COUNT:
-            raise FormatError(f"descriptor {key!r}: {descriptor[key]} is outside 1 to {_MAX_COUNT}")
+    for key, largest in _LARGEST.items():
+        if not 1 <= integer(descriptor, key) <= largest:
+            raise FormatError(f"descriptor {key!r}: {descriptor[key]} is outside 1 to {largest}")
     for key, allowed in _CHOICES.items():
         if descriptor[key] not in allowed:
             raise FormatError(f"descriptor {key!r}: {descriptor[key]!r} is not one of {list(allowed)}")
     eps = cast(float, descriptor["norm_eps"])
-    if not (math.isfinite(eps) and eps > 0):
-        raise FormatError(f"descriptor 'norm_eps': {eps} is not a positive number")
+    if not 0 < eps < 1:
+        raise FormatError(f"descriptor 'norm_eps': {eps} is not between 0 and 1")
     heads, kv_heads = integer(descriptor, "n_q_heads"), integer(descriptor, "n_kv_heads")
     if heads % kv_heads:
         raise FormatError(f"descriptor 'n_kv_heads': {kv_heads} does not divide n_q_heads {heads}")
+    if heads // kv_heads > _MAX_GROUPED_HEADS:
+        raise FormatError(
+            f"descriptor 'n_kv_heads': {heads // kv_heads} query heads on one K/V head, at most "
+            f"{_MAX_GROUPED_HEADS} are known"
+        )
     if integer(descriptor, "head_dim") % 2:
         raise FormatError(f"descriptor 'head_dim': {descriptor['head_dim']} is odd, rotation pairs halves")
-    if integer(descriptor, "loops") > 1 and not descriptor["loop_norm"]:
-        raise FormatError("descriptor 'loop_norm': must be true when loops > 1")
+    if not descriptor["loop_norm"]:
+        raise FormatError("descriptor 'loop_norm': must be true in version 1")
     _check_token_ids(descriptor)
 
 

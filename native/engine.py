@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-from pathlib import Path
 from typing import Literal
 
 from ._core import (
@@ -40,7 +39,11 @@ __all__ = [
 PREAMBLE_BYTES = 64
 
 
-def header_digest(path: str | os.PathLike[str]) -> str:
+# What the C++ side holds in 32 bits; anything larger is as wrong as anything negative.
+LARGEST_INT = 2**31 - 1
+
+
+def header_digest(path: str | bytes | os.PathLike[str]) -> str:
     """SHA-256 (hex) of a model file's preamble and header.
 
     The header holds the CRC of every tensor, so this names the weights without reading them.
@@ -54,7 +57,7 @@ def header_digest(path: str | os.PathLike[str]) -> str:
 
 
 def load_model(
-    path: str | os.PathLike[str],
+    path: str | bytes | os.PathLike[str],
     max_seq_len: int = 2048,
     prefill_chunk: int = 0,
     *,
@@ -69,7 +72,7 @@ def load_model(
     """Load one model, all or nothing.
 
     Args:
-        path: a .tloop file.
+        path: a .tloop file. It must not be changed while it is loaded.
         max_seq_len: rows (new tokens of all sequences) of one pass, 1..the model's positions.
         prefill_chunk: rows of the FP16 scratch, 0..max_seq_len; 0 means all. Less memory, same numbers.
         device: "cpu". Default: the switch TINYLOOP_DEVICE, else "cpu".
@@ -85,16 +88,20 @@ def load_model(
         OutOfMemoryError: the budget or the machine is too small; nothing is kept.
     Blocks until loaded; the GIL is released.
     """
-    if budget_bytes is not None and budget_bytes <= 0:
+    if budget_bytes is not None and not 0 < budget_bytes < 2**63:
         raise LoadError(
-            f"cannot load with budget_bytes={budget_bytes}: it must be positive, or None for no limit"
+            f"cannot load with budget_bytes={budget_bytes}: it must be positive and fit 63 bits, or None for no "
+            "limit"
         )
     if threads is not None and threads <= 0:
         raise LoadError(f"cannot load with threads={threads}: it must be at least 1, or None for all cores")
-    name = os.fspath(path)
-    digest = header_digest(name) if Path(name).is_file() else ""
+    for name, value in (("max_seq_len", max_seq_len), ("prefill_chunk", prefill_chunk), ("threads", threads)):
+        if value is not None and abs(value) > LARGEST_INT:
+            raise LoadError(f"cannot load with {name}={value}: it does not fit 32 bits")
+    file = os.fsencode(path)
+    digest = header_digest(file) if b"\0" not in file and os.path.isfile(file) else ""
     return _load_model(
-        name,
+        file,
         digest=digest,
         max_seq_len=max_seq_len,
         prefill_chunk=prefill_chunk,

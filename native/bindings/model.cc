@@ -3,7 +3,9 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <chrono>
 #include <optional>
+#include <thread>
 
 #include "bindings.h"
 #include "calls.h"
@@ -38,14 +40,48 @@ Array<T> require(const py::object& object, const char* name) {
   return py::reinterpret_borrow<Array<T>>(object);
 }
 
+// Calls that run without the GIL. An interpreter that finalizes ends a thread where it takes the
+// GIL back, and C++ frames do not survive that; so the module's exit hook lets no new call begin
+// and waits for those that run. Both fields are touched with the GIL held.
+struct Calls {
+  bool closing = false;
+  int running = 0;
+};
+Calls& calls() {
+  static Calls state;
+  return state;
+}
+
+// Holds a place among the running calls, then gives the GIL up; in the reverse order at the end.
+class WithoutGil {
+ private:
+  struct Place {
+    Place() {
+      if (calls().closing) {
+        throw ClosedHandleError("cannot start a call: the interpreter is exiting");
+      }
+      ++calls().running;
+    }
+    ~Place() { --calls().running; }
+  };
+  Place place_;
+  py::gil_scoped_release nogil_;
+};
+
+void wait_for_calls() {
+  calls().closing = true;
+  while (calls().running > 0) {
+    py::gil_scoped_release nogil;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
 struct PyPrefix {
   std::shared_ptr<PrefixState> state;
 
   const std::shared_ptr<PrefixState>& open() const {
     if (!state) throw ClosedHandleError("cannot use the prefix: it was closed");
-    if (state->engine->closed()) {
-      throw ClosedHandleError("cannot use the prefix: its model was closed");
-    }
+    state->require_open();
     return state;
   }
 };
@@ -95,7 +131,7 @@ class PyModel {
     const int loops = depth_or_default(depth);
     const int32_t* data = ids.data();
     const auto n = static_cast<size_t>(ids.size());
-    py::gil_scoped_release nogil;
+    const WithoutGil nogil;
     return {prefill(engine, data, n, loops, base)};
   }
 
@@ -171,7 +207,7 @@ ScoreResult PyModel::score(const py::object& token_ids, const py::object& offset
   float* logprobs = result.logprobs.mutable_data();
   auto* greedy = reinterpret_cast<uint8_t*>(result.greedy.mutable_data());
   {
-    py::gil_scoped_release nogil;
+    const WithoutGil nogil;
     tinyloop::score(*engine, items, loops, logprobs, greedy);
   }
   return result;
@@ -193,7 +229,7 @@ Array<float> PyModel::score_tokens(const py::object& token_ids, std::optional<in
   const int32_t* data = ids.data();
   float* out = logprobs.mutable_data();
   {
-    py::gil_scoped_release nogil;
+    const WithoutGil nogil;
     std::vector<uint8_t> greedy(n - 1);
     tinyloop::score(*engine, {{data, n, n - 1, nullptr}}, loops, out, greedy.data());
   }
@@ -218,10 +254,11 @@ NumericMode numeric_mode(const std::string& name) {
   throw LoadError("cannot load with numeric_mode='" + name + "': it is neither fp16 nor fp32");
 }
 
-PyModel load(const std::string& path, const std::string& digest, int max_seq_len, int prefill_chunk,
-             const std::string& device, const std::string& cache_mode,
+PyModel load(const py::bytes& path_bytes, const std::string& digest, int max_seq_len,
+             int prefill_chunk, const std::string& device, const std::string& cache_mode,
              const std::string& fp16_cache, size_t budget_bytes, int threads,
              const std::string& mode, const std::string& cpu_isa) {
+  const std::string path = path_bytes;
   LoadOptions options;
   options.max_seq_len = max_seq_len;
   options.prefill_chunk = prefill_chunk;
@@ -234,7 +271,7 @@ PyModel load(const std::string& path, const std::string& digest, int max_seq_len
   options.numeric_mode = numeric_mode(mode);
   std::shared_ptr<Engine> engine;
   {
-    py::gil_scoped_release nogil;
+    const WithoutGil nogil;
     engine = Engine::load(path, options);
   }
   return {std::move(engine), digest};
@@ -249,7 +286,7 @@ void bind_prefix(py::module_& m) {
           "length", [](const PyPrefix& p) { return p.open()->length(); },
           "Tokens from position 0, parents included.")
       .def_property_readonly(
-          "own_length", [](const PyPrefix& p) { return p.open()->own_length; },
+          "own_length", [](const PyPrefix& p) { return p.open()->own_length(); },
           "Tokens after the parent's.")
       .def_property_readonly(
           "depth", [](const PyPrefix& p) { return p.open()->depth; }, "Loops it was built with.")
@@ -315,6 +352,7 @@ void bind_model(py::module_& m) {
            [](const PyModel& p, int64_t n) { p.open()->account->fail_allocation(n); })
       .def("__enter__", [](py::object self) { return self; })
       .def("__exit__", [](PyModel& p, const py::args&) { p.close(); });
+  py::module_::import("atexit").attr("register")(py::cpp_function(&wait_for_calls));
   m.def("load_model", &load, "path"_a, py::kw_only(), "digest"_a, "max_seq_len"_a,
         "prefill_chunk"_a, "device"_a, "cache_mode"_a, "fp16_cache"_a, "budget_bytes"_a,
         "threads"_a, "numeric_mode"_a, "cpu_isa"_a);

@@ -57,26 +57,33 @@ std::map<std::string, size_t> memory_report(const Model* model) {
 
 void score(Model* model, const std::vector<ScoreRequest>& requests, int depth, float* logprobs,
            uint8_t* greedy) {
+  // Owned for the length of the call: handles and the model may be freed while it runs.
+  const std::shared_ptr<Engine> engine = model->engine;
+  std::vector<std::shared_ptr<PrefixState>> prefixes;
   std::vector<ScoreItem> items;
   for (const ScoreRequest& r : requests) {
-    items.push_back(
-        {r.ids, r.n_ids, r.n_scored, r.prefix != nullptr ? r.prefix->state.get() : nullptr});
+    prefixes.push_back(r.prefix != nullptr ? r.prefix->state : nullptr);
+    items.push_back({r.ids, r.n_ids, r.n_scored, prefixes.back().get()});
   }
-  score(*model->engine, items, depth, logprobs, greedy);
+  score(*engine, items, depth, logprobs, greedy);
 }
 
 PrefixCache* build_prefix(Model* model, const int32_t* ids, size_t n_ids, int depth,
                           const PrefixCache* parent) {
+  const std::shared_ptr<Engine> engine = model->engine;  // may be freed while the call runs
   auto cache = std::make_unique<PrefixCache>();
-  cache->state =
-      prefill(model->engine, ids, n_ids, depth, parent != nullptr ? parent->state : nullptr);
+  cache->state = prefill(engine, ids, n_ids, depth, parent != nullptr ? parent->state : nullptr);
   return cache.release();
 }
 
 void free_prefix(PrefixCache* prefix) { delete prefix; }
 size_t prefix_length(const PrefixCache* prefix) {
+  prefix->state->require_open();
   return static_cast<size_t>(prefix->state->length());
 }
-size_t prefix_bytes(const PrefixCache* prefix) { return prefix->state->memory.bytes(); }
+size_t prefix_bytes(const PrefixCache* prefix) {
+  prefix->state->require_open();
+  return prefix->state->memory.bytes();
+}
 
 }  // namespace tinyloop

@@ -43,8 +43,9 @@ LoadOptions resolve_options(LoadOptions o) {
   expect("TINYLOOP_DETERMINISTIC", deterministic, {"1"},
          ": the CPU backend is always deterministic");
   o.fp16_cache = "off";  // what auto means for this device, whatever the header and the budget
-  if (o.threads < 0) {
-    throw LoadError("cannot load with threads=" + std::to_string(o.threads) + ": it is negative");
+  if (o.threads < 0 || o.threads > kMaxThreads) {
+    throw LoadError("cannot load with threads=" + std::to_string(o.threads) + ": it must be 0.." +
+                    std::to_string(kMaxThreads) + ", 0 for all processors");
   }
   return o;
 }
@@ -120,7 +121,9 @@ Layer load_layer(Uploader& upload, const Descriptor& d, int64_t index) {
 // Runs one phase of a load and puts its name before the message of a failure.
 template <typename Phase>
 void in_phase(const char* name, const std::string& path, Phase phase) {
-  const auto where = [&] { return "load of '" + path + "' failed in phase '" + name + "': "; };
+  const auto where = [&] {
+    return "load of '" + display(path) + "' failed in phase '" + name + "': ";
+  };
   try {
     phase();
   } catch (const OutOfMemoryError& error) {

@@ -13,6 +13,7 @@
 #include <variant>
 
 #include "crc32.h"
+#include "kv.h"
 #include "tinyloop/errors.h"
 
 namespace tinyloop {
@@ -219,6 +220,11 @@ Descriptor read_descriptor(Fields in) {
     fail("descriptor.n_kv_heads",
          text(d.n_kv_heads) + " does not divide n_q_heads " + text(d.n_q_heads));
   }
+  if (d.n_q_heads / d.n_kv_heads > kMaxGroupedHeads) {
+    fail("descriptor.n_kv_heads", text(d.n_q_heads / d.n_kv_heads) +
+                                      " query heads on one K/V head, at most " +
+                                      text(kMaxGroupedHeads) + " are known to version 1");
+  }
   if (d.head_dim % 2 != 0) fail("descriptor.head_dim", text(d.head_dim) + " is odd");
   if (!d.loop_norm) fail("descriptor.loop_norm", "false is not known to version 1");
   if (d.add_bos && d.bos_id < 0) fail("descriptor.add_bos", "is true, but there is no bos_id");
@@ -368,19 +374,32 @@ std::map<std::string, std::string> read_metadata(Reader& in) {
 
 }  // namespace
 
+std::string display(const std::string& path) {
+  const bool is_text = is_utf8(path);
+  std::string shown = path;
+  for (char& c : shown) {
+    const auto byte = static_cast<uint8_t>(c);
+    if (byte < 0x20 || (byte >= 0x80 && !is_text)) c = '?';
+  }
+  return shown;
+}
+
 MappedFile::MappedFile(const std::string& path) {
+  if (path.find('\0') != std::string::npos) {
+    throw LoadError("cannot open the model file: its path has a zero byte");
+  }
   const auto refuse = [&](const char* what) {
-    throw LoadError("cannot open the model file '" + path + "': " + what + ": " +
+    throw LoadError("cannot open the model file '" + display(path) + "': " + what + ": " +
                     std::strerror(errno));
   };
-  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (descriptor < 0) refuse("open");
   struct stat status;
   const bool known = ::fstat(descriptor, &status) == 0;
   if (!known || !S_ISREG(status.st_mode) || status.st_size == 0) {
     ::close(descriptor);
     if (!known) refuse("stat");
-    throw LoadError("cannot open the model file '" + path + "': it is " +
+    throw LoadError("cannot open the model file '" + display(path) + "': it is " +
                     (S_ISREG(status.st_mode) ? "empty" : "not a regular file"));
   }
   bytes_ = static_cast<size_t>(status.st_size);

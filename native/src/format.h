@@ -33,7 +33,10 @@ struct TensorEntry {
   int64_t groups() const { return (cols + group - 1) / group; }
 };
 
-// A read-only mapping of a whole file.
+// A path as messages show it: bytes that are no text become question marks.
+std::string display(const std::string& path);
+
+// A read-only mapping of a whole file. The file must not shrink while it is mapped.
 class MappedFile {
  public:
   explicit MappedFile(const std::string& path);  // throws LoadError

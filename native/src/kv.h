@@ -38,4 +38,7 @@ struct AttentionChunk {
 // segments; that is what makes a prefix hit and a miss give the same bits.
 inline constexpr int64_t kKeyTile = 64;
 
+// Most query heads that may share a K/V head: what one attention work item holds at least.
+inline constexpr int64_t kMaxGroupedHeads = 128;
+
 }  // namespace tinyloop

@@ -1,6 +1,7 @@
 #include "memory.h"
 
 #include <cstdlib>
+#include <limits>
 
 #include "tinyloop/errors.h"
 
@@ -37,6 +38,9 @@ void Block::reset() noexcept {
 }
 
 Block Account::allocate(size_t bytes, Owner owner, const char* what) {
+  if (bytes > std::numeric_limits<size_t>::max() / 2) {
+    throw OutOfMemoryError(std::string("cannot allocate ") + what + ": its size passes 64 bits");
+  }
   const size_t rounded = (bytes + kAlignment - 1) / kAlignment * kAlignment;
   Block block;
   std::lock_guard<std::mutex> lock(mutex_);

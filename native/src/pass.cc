@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <list>
+#include <map>
+#include <string>
 
 namespace tinyloop {
 
@@ -10,20 +13,19 @@ namespace {
 // Cuts the sequences into attention work items of at most `limit` rows. Neighbours on one prefix
 // share an item only if the prefix has a whole tile to share.
 std::vector<AttentionChunk> cut_chunks(const std::vector<PassSequence>& sequences,
+                                       const std::vector<const std::vector<KvSegment>*>& prefixes,
                                        const std::vector<KvSegment>& own, int64_t limit,
                                        int64_t first_row, int64_t end_row) {
-  static const std::vector<KvSegment> kNoPrefix;
   std::vector<AttentionChunk> chunks;
   int64_t row = 0;
   for (size_t s = 0; s < sequences.size(); ++s) {
     const PassSequence& sequence = sequences[s];
-    const auto& prefix = sequence.prefix ? sequence.prefix->segments : kNoPrefix;
     const int64_t prefix_length = sequence.prefix ? sequence.prefix->length() : 0;
     const int64_t sequence_end = std::min(row + sequence.rows, end_row);
     for (int64_t at = std::max(row, first_row); at < sequence_end;) {
-      const bool joins = !chunks.empty() && chunks.back().prefix == &prefix &&
+      const bool joins = !chunks.empty() && chunks.back().prefix == prefixes[s] &&
                          prefix_length >= kKeyTile && chunks.back().rows < limit;
-      if (!joins) chunks.push_back({&prefix, prefix_length, {}, 0});
+      if (!joins) chunks.push_back({prefixes[s], prefix_length, {}, 0});
       AttentionChunk& chunk = chunks.back();
       const int64_t rows = std::min(sequence_end - at, limit - chunk.rows);
       chunk.pieces.push_back({at - first_row, rows, prefix_length + at - row, own[s]});
@@ -52,10 +54,12 @@ class Pass {
   void run() {
     place_rows();
     place_keys();
+    place_prefixes();
     for (int64_t begin = 0; begin < rows_; begin += b_.scratch_rows) {
       const int64_t end = std::min(rows_, begin + b_.scratch_rows);
       chunks_.push_back(
-          {begin, end, cut_chunks(sequences_, own_, backend_.attention_rows(shape_), begin, end)});
+          {begin, end,
+           cut_chunks(sequences_, prefixes_, own_, backend_.attention_rows(shape_), begin, end)});
     }
     backend_.embed(*engine_.weights.embed, ids(), rows_, main(0));
     for (int loop = 0; loop < depth_; ++loop) {
@@ -87,6 +91,7 @@ class Pass {
     for (const PassSequence& sequence : sequences_) {
       const int64_t start = sequence.prefix ? sequence.prefix->length() : 0;
       std::copy_n(sequence.ids, sequence.rows, ids() + rows_);
+      check_copied(rows_, sequence.rows);
       for (int64_t i = 0; i < sequence.rows; ++i, ++rows_) {
         for (int64_t j = 0; j < half; ++j) {
           const double angle = static_cast<double>(start + i) * static_cast<double>(frequency[j]);
@@ -97,11 +102,36 @@ class Pass {
     }
   }
 
+  // The ids were checked when the call began, but they are the caller's: another thread may have
+  // changed them since, and what is used from here on is the copy.
+  void check_copied(int64_t first, int64_t n) const {
+    for (int64_t i = first; i < first + n; ++i) {
+      if (ids()[i] < 0 || ids()[i] >= d_.vocab_size) {
+        throw InvalidInputError("cannot run a pass: token id " + std::to_string(ids()[i]) +
+                                " is outside the vocabulary; it was changed while the call ran");
+      }
+    }
+  }
+
+  // One list of segments for each distinct prefix; neighbours on one prefix share it.
+  void place_prefixes() {
+    std::map<const PrefixState*, const std::vector<KvSegment>*> known;
+    for (const PassSequence& sequence : sequences_) {
+      const auto [at, is_new] = known.emplace(sequence.prefix, nullptr);
+      if (is_new) {
+        segments_.push_back(sequence.prefix ? sequence.prefix->segments()
+                                            : std::vector<KvSegment>());
+        at->second = &segments_.back();
+      }
+      prefixes_.push_back(at->second);
+    }
+  }
+
   // Where each sequence's own keys and values go.
   void place_keys() {
     kv_row_bytes_ = static_cast<size_t>(d_.kv_width()) * backend_.activation_bytes();
     if (keep_ != nullptr) {
-      own_.push_back(keep_->segments.back());
+      own_.push_back(keep_->own);
       return;
     }
     uint8_t* keys = b_.pass_kv.as<uint8_t>();
@@ -173,6 +203,9 @@ class Pass {
   size_t kv_row_bytes_ = 0;
   int64_t rows_ = 0;
   std::vector<KvSegment> own_;
+  std::list<std::vector<KvSegment>>
+      segments_;  // of the distinct prefixes; a list keeps its addresses
+  std::vector<const std::vector<KvSegment>*> prefixes_;  // of each sequence
   std::vector<RowChunk> chunks_;
 };
 

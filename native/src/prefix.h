@@ -17,15 +17,21 @@ struct PrefixState {
   std::shared_ptr<Engine> engine;
   std::shared_ptr<PrefixState> parent;
   Block memory;  // keys of all planes, then values: [plane][own_length][kv_width] each
-  int64_t begin = 0;
-  int64_t own_length = 0;
+  KvSegment own;
   int depth = 0;
-  std::vector<KvSegment> segments;  // ancestors first, own last
 
-  int64_t length() const { return begin + own_length; }
+  ~PrefixState();
+
+  int64_t length() const { return own.end; }
+  int64_t own_length() const { return own.end - own.begin; }
+  // Throws ClosedHandleError after the model was closed.
+  void require_open() const;
+  // The segments from position 0 on: ancestors first, own last. Made for each call, so that a chain
+  // of n prefixes holds n of them and not n squared.
+  std::vector<KvSegment> segments() const;
 };
 
-// Allocates the planes of `own_length` tokens after `parent` (null: from 0) and the segment list.
+// Allocates the planes of `own_length` tokens after `parent` (null: from 0).
 std::shared_ptr<PrefixState> make_prefix_state(std::shared_ptr<Engine> engine,
                                                std::shared_ptr<PrefixState> parent,
                                                int64_t own_length, int depth);

@@ -1,13 +1,11 @@
 // A fixed pool of compute threads that one engine owns.
 #pragma once
 
-#include <atomic>
-#include <condition_variable>
+#include <sys/types.h>
+
 #include <cstdint>
 #include <functional>
-#include <mutex>
-#include <thread>
-#include <vector>
+#include <memory>
 
 namespace tinyloop {
 
@@ -16,31 +14,26 @@ namespace tinyloop {
 // of threads. Items must not throw.
 class Threads {
  public:
+  // Throws LoadError if the system does not start that many threads; none is left running then.
   explicit Threads(int count);
+  // In a forked child the threads do not exist: their state is then left alone, not joined.
   ~Threads();
   Threads(const Threads&) = delete;
   Threads& operator=(const Threads&) = delete;
 
-  int count() const { return static_cast<int>(workers_.size()) + 1; }
+  int count() const;
 
   // Calls task(item, thread) for every item in [0, items), 0 <= thread < count(); returns when all
-  // are done.
+  // are done. A worker that the system does not let run holds nobody up: the others take its items.
   void run(int64_t items, const std::function<void(int64_t item, int thread)>& task);
 
  private:
-  void work(int thread);
-  void take_items(int thread);
-
-  std::vector<std::thread> workers_;
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  std::atomic<uint64_t> round_{0};  // raised under the mutex once per run()
-  std::atomic<bool> stopping_{false};
-  std::atomic<int64_t> next_item_{0};
-  std::atomic<int> busy_{0};
-  int64_t items_ = 0;
-  const std::function<void(int64_t, int)>* task_ = nullptr;
+  struct State;
+  std::unique_ptr<State> state_;
+  pid_t owner_process_;
 };
+
+inline constexpr int kMaxThreads = 1024;
 
 // How many processors this process may run on (its affinity mask), at least 1.
 int available_processors();

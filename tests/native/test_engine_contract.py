@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import gc
 import itertools
 import os
 import struct
+import subprocess
+import sys
 import threading
 import zlib
 from collections.abc import Iterator
@@ -18,6 +21,7 @@ import pytest
 import tinyloop.native._core as core
 import tinyloop.native.engine as engine
 from engine_cases import random_ids, score_items, write_calm
+from tiny_models import random_tensors, stored, tiny_descriptor
 from tinyloop.native import (
     ClosedHandleError,
     ConcurrentUseError,
@@ -29,6 +33,9 @@ from tinyloop.native import (
     RowBudgetError,
     load_model,
 )
+from tinyloop.native.format import write_model
+from tinyloop.native.records import FormatError
+from tinyloop.native.reference import Reference
 
 
 @pytest.fixture(scope="module")
@@ -404,3 +411,194 @@ def test_the_stub_has_the_names_of_the_built_module() -> None:
             assert declared == built - {"_pybind11_conduit_v1_"}
     public = {name for name in vars(core) if not name.startswith("_")}
     assert public == {node.name for node in stub.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+
+
+# ---- found by breaking it ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"n_q_heads": 129, "n_kv_heads": 1, "head_dim": 2},
+        {"norm_eps": 1.5},
+        {"head_dim": 258},
+        {"loop_norm": False},
+        {"max_positions": 2**31},
+        {"loops": 5000},
+    ],
+)
+def test_what_the_writer_takes_the_engine_loads(tmp_path: Path, overrides: dict[str, Any]) -> None:
+    """Both readers have the same limits: the writer refuses what the engine would."""
+    with pytest.raises(FormatError):
+        write_calm(tmp_path / "m.tloop", "ouro", bits=8, **overrides)
+
+
+@pytest.mark.parametrize("heads", [16, 127, 128])
+def test_many_query_heads_on_one_kv_head_match_the_reference(tmp_path: Path, heads: int) -> None:
+    """Up to the most heads that an attention work item holds: one more once wrote past its scratch."""
+    path = write_calm(tmp_path / "m.tloop", "llama", bits=16, n_q_heads=heads, n_kv_heads=1, head_dim=2)
+    ids = random_ids(40)
+    with load_model(path, max_seq_len=64, numeric_mode="fp32") as model:
+        assert np.abs(model.score_tokens(ids) - Reference.load(path).logprobs(ids, 1)).max() <= 1e-4
+
+
+def test_a_header_with_too_many_grouped_heads_is_refused(tmp_path: Path) -> None:
+    path = write_calm(tmp_path / "m.tloop", "llama", bits=16, n_q_heads=128, n_kv_heads=1, head_dim=2)
+    data = bytearray(path.read_bytes())
+    header_bytes = struct.unpack_from("<Q", data, 16)[0]
+    place = bytes(data).index(b"n_q_heads") + len(b"n_q_heads") + 1
+    struct.pack_into("<q", data, place, 129)
+    struct.pack_into("<I", data, 12, zlib.crc32(bytes(data[64 : 64 + header_bytes])))
+    assert "129 query heads" in reload_damaged(path, tmp_path, bytes(data))
+
+
+@pytest.mark.parametrize("chunk", [0, 1, 16])
+@pytest.mark.parametrize("place", [5, 60, 64, 70])
+def test_a_token_that_overflows_leaves_the_rows_before_it_alone(
+    tmp_path: Path, chunk: int, place: int
+) -> None:
+    """Values beyond FP16 become infinite in the cache; no earlier row may meet them, not even times zero."""
+    descriptor = tiny_descriptor("llama", tied_head=False)
+    tensors = random_tensors(descriptor, 0)
+    huge = 60
+    tensors["embed"][huge] = 0
+    tensors["embed"][huge, 0] = 1
+    values = slice((4 + 2) * 16, None)
+    tensors["layers.0.qkv"][values, 0] = 3e4  # the norm scales a one-hot row by sqrt(D): past 65504
+    path = tmp_path / "m.tloop"
+    write_model(path, descriptor, stored(tensors, 16), b"", {})
+    ids = random_ids(100, vocab=huge)
+    ids[ids == huge] = 0
+    ids[place] = huge
+    with load_model(path, max_seq_len=128, prefill_chunk=chunk) as model:
+        whole = model.score_tokens(ids)
+        assert np.isnan(whole[place:]).all()
+        assert np.array_equal(whole[: place - 1], model.score_tokens(ids[:place]))
+
+
+def test_threads_that_the_system_refuses_are_a_load_error(path: Path) -> None:
+    """Under a small address space the system stops giving threads: the load must fail, not hang."""
+    script = (
+        "import resource, sys\n"
+        "from tinyloop.native import LoadError, OutOfMemoryError, load_model\n"
+        "load_model(sys.argv[1], max_seq_len=64, threads=1).close()\n"
+        "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (used + 2**28, used + 2**28))\n"
+        "try:\n"
+        "    load_model(sys.argv[1], max_seq_len=64, threads=900)\n"
+        "except (LoadError, OutOfMemoryError) as error:\n"
+        "    print('refused:', error)\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", script, str(path)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert "refused: " in ended.stdout, ended
+    with pytest.raises(LoadError, match="threads=2000"):
+        load_model(path, max_seq_len=64, threads=2000)
+
+
+def test_a_forked_child_may_drop_a_model_it_inherited(path: Path) -> None:
+    script = (
+        "import os, sys\n"
+        "from tinyloop.native import load_model\n"
+        "model = load_model(sys.argv[1], max_seq_len=64, threads=3)\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    model.close()\n"
+        "    os._exit(7)\n"
+        "sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+    )
+    for _ in range(5):
+        ended = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", script, str(path)], timeout=60, check=False
+        )
+        assert ended.returncode == 7
+
+
+def test_an_interpreter_may_exit_while_daemon_threads_score(path: Path) -> None:
+    script = (
+        "import sys, threading\n"
+        "import numpy as np\n"
+        "from tinyloop.native import load_model\n"
+        "model = load_model(sys.argv[1], max_seq_len=64, threads=1)\n"
+        "ids = np.arange(20, dtype=np.int32)\n"
+        "began = threading.Event()\n"
+        "def loop():\n"
+        "    while True:\n"
+        "        model.score_tokens(ids)\n"
+        "        began.set()\n"
+        "threading.Thread(target=loop, daemon=True).start()\n"
+        "began.wait(30)\n"
+    )
+    for _ in range(3):
+        ended = subprocess.run(
+            [sys.executable, "-c", script, str(path)], capture_output=True, timeout=60, check=False
+        )
+        assert ended.returncode == 0, ended.stderr
+
+
+def test_ids_that_change_during_a_call_harm_nothing(path: Path) -> None:
+    """The caller's mistake, but never a read outside the model: an error or a score of some mix of ids."""
+    with load_model(path, max_seq_len=64, threads=1) as model:
+        ids = random_ids(64 * 200)
+        offsets = np.arange(0, len(ids) + 1, 64, dtype=np.int64)
+        n_scored = np.full(len(offsets) - 1, 63, np.int32)
+        stop = threading.Event()
+
+        def scribble() -> None:
+            while not stop.is_set():
+                ids[-64:] = 2**30
+                ids[-64:] = 1
+
+        thread = threading.Thread(target=scribble)
+        thread.start()
+        try:
+            for _ in range(5):
+                with contextlib.suppress(InvalidInputError):
+                    model.score(ids, offsets, n_scored)
+        finally:
+            stop.set()
+            thread.join()
+        assert len(model.score_tokens(random_ids(10))) == 9
+
+
+def test_a_long_chain_of_prefixes_holds_what_it_accounts_for(tmp_path: Path) -> None:
+    """2,000 links: their own keys and values and a fixed bit each, not a list of all ancestors each."""
+    path = write_calm(tmp_path / "m.tloop", "ouro", bits=8, max_positions=4096)
+    pages = Path("/proc/self/statm")
+    with load_model(path, max_seq_len=64, threads=1) as model:
+        held = [model.prefix(random_ids(1))]
+        before = int(pages.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        accounted = model.vram_usage_bytes
+        for i in range(2000):
+            held.append(model.prefix(random_ids(1, seed=i), depth=4, parent=held[-1]))
+        grown = int(pages.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") - before
+        accounted = model.vram_usage_bytes - accounted
+        assert grown < accounted + 2000 * 2048
+        del held[:-1]
+        held.clear()  # the whole chain goes at once
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("max_seq_len", 2**31), ("prefill_chunk", -(2**40)), ("threads", 2**31), ("budget_bytes", 2**65)],
+)
+def test_numbers_that_no_machine_has_are_load_errors(path: Path, name: str, value: int) -> None:
+    with pytest.raises(LoadError, match=name):
+        load_model(path, **{"max_seq_len": 64, name: value})
+
+
+def test_odd_paths_load_or_say_why(path: Path, tmp_path: Path) -> None:
+    odd = os.fsencode(tmp_path) + b"/m\xff.tloop"
+    with open(odd, "wb") as file:
+        file.write(path.read_bytes())
+    load_model(odd, max_seq_len=64).close()
+    load_model(os.fsdecode(odd), max_seq_len=64).close()
+    with pytest.raises(LoadError, match=r"nothing\?"):
+        load_model(os.fsencode(tmp_path) + b"/nothing\xff")
+    with pytest.raises(LoadError, match="zero byte"):
+        load_model(str(path) + "\0zzz")
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(LoadError, match="not a regular file"):
+        load_model(pipe)

@@ -20,6 +20,7 @@ inline constexpr int64_t kTilePanels = 4;  // panels of C at a time
 inline constexpr int64_t kHeadTile = 512;  // vocabulary columns of one partial log-sum-exp
 inline constexpr int64_t kQueryBlock = 128;  // query vectors of one attention work item
 inline constexpr int64_t kMaxHeadDim = 256;
+static_assert(kQueryBlock >= kMaxGroupedHeads, "a row's heads must fit one work item");
 
 // A weight [outputs, inputs] in panels of 16 outputs: for each panel, for each input, 16 codes side
 // by side; scales and zeros [panel][group][16] in FP16. Outputs are padded to a full panel by

@@ -1,3 +1,5 @@
+#include <cpuid.h>
+
 #include <string>
 
 #include "cpu/kernels.h"
@@ -17,9 +19,13 @@ extern const Kernels kHalfKernels, kFloatKernels;
 
 namespace {
 
+// Half-precision conversion: CPUID leaf 1, ECX bit 29. Not every compiler knows its name.
+bool has_f16c() {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx >> 29 & 1) != 0;
+}
 bool has_avx2() {
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-         __builtin_cpu_supports("f16c");
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
 }
 bool has_avx512() {
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
