@@ -90,8 +90,8 @@ def load_model(
     """
     if budget_bytes is not None and not 0 < budget_bytes < 2**63:
         raise LoadError(
-            f"cannot load with budget_bytes={budget_bytes}: it must be positive and fit 63 bits, or None for no "
-            "limit"
+            f"cannot load with budget_bytes={budget_bytes}: it must be positive and fit 63 bits, "
+            "or None for no limit"
         )
     if threads is not None and threads <= 0:
         raise LoadError(f"cannot load with threads={threads}: it must be at least 1, or None for all cores")
