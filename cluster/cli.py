@@ -154,12 +154,13 @@ def inspect(
     """Say what a model file is: family, dimensions, planes, sizes, checks."""
     from ..native.inspect import describe
     from ..native.models import default_model_path
+    from .pool_backend import foreign_model
 
     path = model or default_model_path()
     try:
         typer.echo(describe(path))
     except (ValueError, OSError) as error:
-        raise UsageError(f"cannot read model {str(path)!r}: {error}") from error
+        raise UsageError(f"cannot read model {str(path)!r}: {foreign_model(path) or error}") from error
 
 
 def main() -> None:
