@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from tinyloop.cluster import cli, pool_backend
 from tinyloop.cluster.encoding import POLICIES
-from tinyloop.cluster.errors import EXIT_CODE_MEANINGS
+from tinyloop.cluster.errors import EXIT_CODE_MEANINGS, EXIT_CODE_NOTE
 from tinyloop.cluster.job import Backend
 from tinyloop.cluster.pool_backend import ChosenModel
 from tinyloop.cluster.progress import (
@@ -181,6 +181,30 @@ def test_help_names_every_policy_and_exit_code(
     printed = capsys.readouterr().out
     for text in (*POLICIES.values(), *EXIT_CODE_MEANINGS.values()):
         assert text in printed
+    assert EXIT_CODE_NOTE in " ".join(printed.split())
+    assert "1024" in printed
+
+
+@pytest.mark.usefixtures("pool")
+def test_one_is_not_counted_as_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [
+        '{"context": "a", "choices": ["b", "b"], "gold": 0}\n',
+        '{"text": "a"}\n',
+        '{"text": ""}\n',
+        '{"context": "a", "continuation": "b"}\n',
+        "{\n",
+    ]
+    for i, line in enumerate(lines):
+        rows = tmp_path / f"{i}.jsonl"
+        rows.write_text(line)
+        run(monkeypatch, "score", "-i", str(rows), "-o", str(tmp_path / f"out-{i}"))
+        run(monkeypatch, "score", "-i", str(rows), "-o", str(tmp_path / f"stop-{i}"), "--fail-fast")
+    printed = capsys.readouterr()
+    assert not re.search(r"(?<![\d.,])1 (rows|errors|parts|documents)\b(?!/s)", printed.out + printed.err)
+    assert "1 row: 0 scored, 1 error" in printed.out
+    assert "1 row failed" in printed.err
 
 
 def test_version_is_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
