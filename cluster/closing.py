@@ -32,7 +32,7 @@ def _group(group: dict[str, Any]) -> str:
     if group["task"] == "choices" and group["with_gold"]:
         shown = ", ".join(f"{metric} {group[metric]:.4f}" for metric in METRICS if metric in group)
         return f"{shown} on {counted(group['with_gold'], 'row')}"
-    if group["task"] == "text" and group["bits_per_byte"] is not None:
+    if group["task"] == "text" and None not in (group["bits_per_byte"], group["token_perplexity"]):
         return (
             f"{group['bits_per_byte']:.4f} bits per byte, {group['token_perplexity']:.3f} per token, "
             f"on {rows}"

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from tinyloop.cluster import cli, pool_backend
+from tinyloop.cluster.closing import closing_lines
 from tinyloop.cluster.encoding import POLICIES
 from tinyloop.cluster.errors import EXIT_CODE_MEANINGS, EXIT_CODE_NOTE
 from tinyloop.cluster.job import Backend
@@ -28,6 +29,7 @@ from tinyloop.cluster.progress import (
 )
 from tinyloop.cluster.score import ModelChoice
 from tinyloop.cluster.settings import ErrorBudget, PoolRequest, ScoreSettings, UsageError, parse_window
+from tinyloop.cluster.summary import GroupTally
 from tinyloop.native.format import read_header
 from tinyloop.native.models import default_model_path
 
@@ -183,6 +185,16 @@ def test_help_names_every_policy_and_exit_code(
         assert text in printed
     assert EXIT_CODE_NOTE in " ".join(printed.split())
     assert "1024" in printed
+
+
+def test_a_perplexity_beyond_the_range_of_a_float_is_left_out() -> None:
+    tally = GroupTally()
+    tally.add({"task": "text", "n_tokens": 1, "n_bytes": 1_000, "n_words": 1, "logprob": -800.0})
+    group = {"file": "a", "task": "text", **tally.report("text")}
+    assert group["token_perplexity"] is None
+    summary = {"groups": [group], "rows": 1, "results": 1, "errors": 0, "rows_resumed": 0, "warnings": []}
+    summary |= {"rows_per_s": None, "elapsed_s": 1.0, "pool": {"hit_rate": None}}
+    assert next(closing_lines(summary, Path())) == "a [text]: 1 row"
 
 
 @pytest.mark.usefixtures("pool")
