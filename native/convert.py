@@ -43,6 +43,8 @@ def convert(
         raise FileExistsError(
             f"convert to {destination}: the file exists: choose another name or overwrite it"
         )
+    if _is_of_source(destination, source):
+        raise ConvertError(f"convert to {destination}: it belongs to the source: choose another name")
     with reading(str(source)):
         model = _open(source, bits, group)
     tensors, taken_over = _tensors(model, bits, group)
@@ -50,6 +52,14 @@ def convert(
     return write_model(
         destination, model.descriptor, tensors, model.tokenizer_json, texts, overwrite=overwrite
     )
+
+
+def _is_of_source(destination: Path, source: Path) -> bool:
+    """Whether writing there would take away what is read; model files may lie beside the source's."""
+    if not (destination.exists() and source.exists()):
+        return False
+    beside = destination.suffix != ".tloop" and destination.parent.samefile(source)
+    return beside or destination.samefile(source)
 
 
 def _open(source: Path, bits: int, group: int) -> SourceModel:

@@ -329,6 +329,14 @@ def test_existing_file_is_kept_unless_asked(llama_folder: Path) -> None:
     assert destination.read_bytes() != b"mine"
 
 
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "."])
+def test_a_file_of_the_source_is_never_replaced(llama_folder: Path, name: str) -> None:
+    before = {path: path.read_bytes() for path in llama_folder.iterdir()}
+    with pytest.raises(ConvertError, match="belongs to the source"):
+        convert(llama_folder, llama_folder / name, overwrite=True)
+    assert {path: path.read_bytes() for path in llama_folder.iterdir()} == before
+
+
 def test_quantized_recipe_names_bits_and_group(llama_folder: Path) -> None:
     header = convert(llama_folder, llama_folder / "m.tloop", 4, 32, metadata={"license": "MIT"})
     assert {entry.kind for entry in header.tensors} == {"q4", "f32"}
