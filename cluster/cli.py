@@ -15,7 +15,7 @@ import typer
 
 from . import options
 from .encoding import POLICIES
-from .errors import EXIT_CODE_MEANINGS, ExitCode, JobError, UsageError
+from .errors import EXIT_CODE_MEANINGS, EXIT_CODE_NOTE, ExitCode, JobError, UsageError
 from .rolling import RollingPolicy
 from .settings import ErrorBudget, PoolRequest, ScoreSettings, parse_window
 
@@ -33,6 +33,7 @@ SCORE_EPILOG = "\n\n".join(
         "\b\n" + "\n".join(f"{name}: {text}" for name, text in POLICIES.items()),
         "Exit codes:",
         "\b\n" + "\n".join(f"{code:3d}  {text}" for code, text in EXIT_CODE_MEANINGS.items()),
+        EXIT_CODE_NOTE,
     ]
 )
 
@@ -154,12 +155,13 @@ def inspect(
     """Say what a model file is: family, dimensions, planes, sizes, checks."""
     from ..native.inspect import describe
     from ..native.models import default_model_path
+    from .pool_backend import foreign_model
 
     path = model or default_model_path()
     try:
         typer.echo(describe(path))
     except (ValueError, OSError) as error:
-        raise UsageError(f"cannot read model {str(path)!r}: {error}") from error
+        raise UsageError(f"cannot read model {str(path)!r}: {foreign_model(path) or error}") from error
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .progress import clock
+from .progress import clock, counted
 from .summary import METRICS
 
 
@@ -22,30 +22,30 @@ def closing_lines(summary: dict[str, Any], output: Path) -> Iterator[str]:
         yield f"prefix hit rate {100 * pool['hit_rate']:.1f} % of prompt tokens{against}"
     if summary["errors"]:
         classes = ", ".join(f"{name} {count:,}" for name, count in summary["errors_by_class"].items())
-        yield f"errors: {summary['errors']:,} rows ({classes})"
+        yield f"errors: {counted(summary['errors'], 'row')} ({classes})"
     yield from (f"note: {warning}" for warning in summary["warnings"])
     yield f"results in {output / 'results.jsonl'}, errors in errors.jsonl, figures in summary.json"
 
 
 def _group(group: dict[str, Any]) -> str:
+    rows = counted(group["rows"], "row")
     if group["task"] == "choices" and group["with_gold"]:
         shown = ", ".join(f"{metric} {group[metric]:.4f}" for metric in METRICS if metric in group)
-        return f"{shown} on {group['with_gold']:,} rows"
-    if group["task"] == "text" and group["bits_per_byte"] is not None:
+        return f"{shown} on {counted(group['with_gold'], 'row')}"
+    if group["task"] == "text" and None not in (group["bits_per_byte"], group["token_perplexity"]):
         return (
             f"{group['bits_per_byte']:.4f} bits per byte, {group['token_perplexity']:.3f} per token, "
-            f"on {group['rows']:,} rows"
+            f"on {rows}"
         )
     if group["task"] == "continuation":
         mean = group["logprob"] / group["tokens"] if group["tokens"] else 0.0
-        return (
-            f"mean log-probability {mean:.4f} a token, {group['greedy']:,} greedy, on {group['rows']:,} rows"
-        )
-    return f"{group['rows']:,} rows"
+        return f"mean log-probability {mean:.4f} a token, {group['greedy']:,} greedy, on {rows}"
+    return rows
 
 
 def _speed(summary: dict[str, Any]) -> str:
-    rows = f"{summary['rows']:,} rows: {summary['results']:,} scored, {summary['errors']:,} errors"
+    scored, errors = f"{summary['results']:,} scored", counted(summary["errors"], "error")
+    rows = f"{counted(summary['rows'], 'row')}: {scored}, {errors}"
     resumed = f", {summary['rows_resumed']:,} of them by earlier runs" if summary["rows_resumed"] else ""
     rate = "" if summary["rows_per_s"] is None else f", {summary['rows_per_s']:,.1f} rows/s"
     return f"{rows}{resumed}, in {clock(summary['elapsed_s'])}{rate}"

@@ -22,6 +22,18 @@ def disk_errors(path: Path) -> Iterator[None]:
         ) from error
 
 
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Turn an OSError of a read into an InfrastructureError that names the file and what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise InfrastructureError(
+            f"cannot read {str(path)!r}: {error.strerror}: repair the disk or the file's permissions, then "
+            "run again with --resume"
+        ) from error
+
+
 def write_durably(path: Path, chunks: Iterable[bytes]) -> None:
     """Write all chunks to path: temporary file beside it, fsync, rename, fsync of the folder.
 

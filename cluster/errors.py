@@ -29,6 +29,12 @@ EXIT_CODE_MEANINGS: dict[ExitCode, str] = {
     ExitCode.INTERRUPTED: "interrupted by SIGINT or SIGTERM; resumable",
 }
 
+# Schedulers know success and failure alone.
+EXIT_CODE_NOTE = (
+    "Codes 0 and 3 are finished jobs. What takes every code but 0 for a failure, as ray job submit does, "
+    "reports a job with row errors as failed: state in summary.json says which it was."
+)
+
 # Classes of errors.jsonl and whose fault they are. A row's own fault is the same on every run and is never
 # retried; ours has already been retried by the pool when it gets here.
 ROW_FAULTS = frozenset(

@@ -20,7 +20,7 @@ from .interrupts import Interrupts
 from .items import ScoringPool
 from .journal import Journal
 from .planning import OpenWindow, WindowReader
-from .progress import PoolFigures, Progress
+from .progress import PoolFigures, Progress, counted
 from .records import FAILURE_START, failure_line, result_line
 from .results import Parts, publish
 from .rows import RowFailure
@@ -177,6 +177,6 @@ class ScoreJob:
         allowed = self._settings.budget.allowed(self._reader.rows_total)
         if self._progress.errors > allowed:
             raise ErrorBudgetExceeded(
-                f"{self._progress.errors} rows failed, {allowed} are allowed: repair the input and use "
-                "--overwrite, or run again with --resume and a larger --max-errors"
+                f"{counted(self._progress.errors, 'row')} failed, {allowed} are allowed: repair the input "
+                "and use --overwrite, or run again with --resume and a larger --max-errors"
             )

@@ -7,6 +7,7 @@ ignored; nothing is ever appended after a torn record, since every process write
 from __future__ import annotations
 
 import os
+import re
 import struct
 import time
 import zlib
@@ -16,8 +17,10 @@ from typing import BinaryIO
 
 import msgpack
 
-from .durable import disk_errors
+from .durable import disk_errors, readable
+from .errors import InfrastructureError
 
+JOURNAL_NAME = re.compile(r"(\d{6,18})\.journal")
 FRAME = struct.Struct("<II")
 # A power cut, unlike a kill, loses what was not synced: at most this much work.
 SYNC_INTERVAL_S = 1.0
@@ -31,7 +34,20 @@ def read_records(path: Path) -> Iterator[list[tuple[int, bytes]]]:
             payload = file.read(length)
             if len(payload) < length or zlib.crc32(payload) != checksum:
                 return
-            yield [(number, line) for number, line in msgpack.unpackb(payload)]
+            record = _record(payload)
+            if record is None:
+                return
+            yield record
+
+
+def _record(payload: bytes) -> list[tuple[int, bytes]] | None:
+    """Rows of a payload whose checksum holds; None if no job wrote it, such as the zeros of a power cut."""
+    try:
+        rows = [(number, line) for number, line in msgpack.unpackb(payload)]
+    except (ValueError, TypeError, msgpack.UnpackException):
+        return None
+    whole = all(type(number) is int and isinstance(line, bytes) for number, line in rows)
+    return rows if rows and whole else None
 
 
 class Journal:
@@ -41,12 +57,22 @@ class Journal:
     """
 
     def __init__(self, folder: Path) -> None:
-        """Open for appending; files of earlier processes stay until their rows are committed."""
+        """Open for appending; files of earlier processes stay until their rows are committed.
+
+        Raises: InfrastructureError if something else put a file there.
+        """
         self._folder = folder
         with disk_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
-        self._last_row_by_path = dict.fromkeys(sorted(folder.glob("*.journal")), -1)
-        self._next = 1 + max((int(path.stem) for path in self._last_row_by_path), default=-1)
+            found = sorted(folder.iterdir())
+        for path in found:
+            if not (JOURNAL_NAME.fullmatch(path.name) and path.is_file()):
+                raise InfrastructureError(
+                    f"{str(path)!r} in the journal was not written by a job: move it away, then run again "
+                    "with --resume"
+                )
+        self._last_row_by_path = dict.fromkeys(found, -1)
+        self._next = 1 + max((int(path.stem) for path in found), default=-1)
         self._path: Path | None = None
         self._file: BinaryIO | None = None
         self._synced_at = time.monotonic()
@@ -54,15 +80,16 @@ class Journal:
     def recover(self, first_row: int) -> dict[int, bytes]:
         """Lines of rows from first_row on that earlier processes finished.
 
-        The first record of a row holds.
+        The first record of a row holds. Raises: InfrastructureError if a file cannot be read.
         """
         recovered: dict[int, bytes] = {}
         for path in self._last_row_by_path:
-            for record in read_records(path):
-                for number, line in record:
-                    self._last_row_by_path[path] = max(self._last_row_by_path[path], number)
-                    if number >= first_row:
-                        recovered.setdefault(number, line)
+            with readable(path):
+                for record in read_records(path):
+                    for number, line in record:
+                        self._last_row_by_path[path] = max(self._last_row_by_path[path], number)
+                        if number >= first_row:
+                            recovered.setdefault(number, line)
         return recovered
 
     def append(self, lines: Sequence[tuple[int, bytes]]) -> None:

@@ -10,7 +10,7 @@ from typer import Option
 Input = Annotated[list[str], Option("-i", "--input", help="JSONL file or glob; repeatable.")]
 Output = Annotated[Path, Option("-o", "--output", help="Folder of the results.")]
 ModelFile = Annotated[Path | None, Option("--model", help="Model file; default: the one that ships here.")]
-Replicas = Annotated[int | None, Option(min=1, help="Processes that hold the model; default: one.")]
+Replicas = Annotated[int | None, Option(min=1, max=1024, help="Processes that hold the model; default: one.")]
 Depth = Annotated[int | None, Option(min=1, help="Loops to run; default: what the model was made for.")]
 Limit = Annotated[int | None, Option(min=0, help="Score the first N rows alone.")]
 Resume = Annotated[bool, Option("--resume", help="Go on where a job in the folder stopped.")]

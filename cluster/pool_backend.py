@@ -12,6 +12,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
+
 from ..native.format import FormatError, Header, read_header
 from ..native.models import default_model_path
 from ..native.tokenizer import load_tokenizer
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     from .pool import ReplicaPool
     from .pool_status import PoolStatus
 
+# How a replica says that the engine refused the model file or an option, and not that a machine failed.
+LOAD_ERROR = "phase load: LoadError"
 DEFAULT_MAX_SEQ_LEN = 2048
 VERSIONS_OF = ("tinyloop-pool", "numpy", "ray", "tokenizers")
 
@@ -54,7 +58,7 @@ def choose_model(settings: ScoreSettings, request: PoolRequest) -> ChosenModel:
         header = read_header(path)
         tokenizer = load_tokenizer(header)
     except (FormatError, OSError) as error:
-        raise UsageError(f"cannot use model {str(path)!r}: {error}") from error
+        raise UsageError(f"cannot use model {str(path)!r}: {foreign_model(path) or error}") from error
     descriptor: dict[str, Any] = dict(header.descriptor)
     depth, warnings = _depth(settings.depth, descriptor["loops"])
     max_seq_len = _max_seq_len(request.max_seq_len, descriptor["max_positions"])
@@ -75,6 +79,26 @@ def choose_model(settings: ScoreSettings, request: PoolRequest) -> ChosenModel:
     }
     choice = ModelChoice(identity, policy, _about(path, header, request))
     return ChosenModel(path, depth, max_seq_len, Encoder(tokenizer, policy), choice, warnings)
+
+
+def foreign_model(path: Path) -> str:
+    """What to do with a model of another format, empty if it is none that is known."""
+    if path.is_dir():
+        kind = "a folder"
+    else:
+        try:
+            with path.open("rb") as file:
+                start = file.read(16)
+        except OSError:
+            return ""
+        if start.startswith(b"GGUF"):
+            kind = "a GGUF file"
+        elif start[8:9] == b"{" and int.from_bytes(start[:8], "little") <= path.stat().st_size:
+            kind = "a safetensors file"
+        else:
+            return ""
+    source = path.parent if kind == "a safetensors file" else path
+    return f"it is {kind}: make a model file of it first: tinyloop convert {source} {path.stem}.tloop"
 
 
 def _depth(asked: int | None, loops: int) -> tuple[int, tuple[str, ...]]:
@@ -107,7 +131,8 @@ def _about(path: Path, header: Header, request: PoolRequest) -> dict[str, Any]:
 def open_pool(chosen: ChosenModel, request: PoolRequest) -> Iterator[Backend]:
     """Start a Ray pool with the chosen model; end it on leaving.
 
-    Raises: InfrastructureError if it cannot start, UsageError if the pool's settings are not valid.
+    Raises: InfrastructureError if it cannot start, UsageError if the pool's settings are not valid or the
+    engine refuses the model.
     """
     # Imported here: Ray takes seconds to load, and settings are checked before.
     from .pool import ReplicaPool
@@ -117,6 +142,9 @@ def open_pool(chosen: ChosenModel, request: PoolRequest) -> Iterator[Backend]:
     try:
         pool = ReplicaPool.start(config)
     except PoolError as error:
+        if LOAD_ERROR in str(error):
+            # The same file and options fail in the same way on every run.
+            raise UsageError(f"cannot use model {str(chosen.path)!r}: {error}") from error
         raise InfrastructureError(f"cannot start the pool: {error}") from error
     with pool:
         info = pool.info
@@ -143,8 +171,12 @@ def _pool_config(chosen: ChosenModel, request: PoolRequest) -> PoolConfig:
             max_seq_len=chosen.max_seq_len,
             cache_mode=request.kv,
         )
-    except ValueError as error:
-        raise UsageError(f"the pool cannot be made as asked: {error}") from error
+    except ValidationError as error:
+        shown = "; ".join(
+            f"{'.'.join(map(str, item['loc']))} is {item['input']!r}: {item['msg'].lower()}"
+            for item in error.errors()
+        )
+        raise UsageError(f"the pool cannot be made as asked: {shown}") from error
 
 
 class JobPool:

@@ -84,6 +84,11 @@ def clock(seconds: float | None) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
+def counted(number: int, noun: str) -> str:
+    """ "1 row", "2 rows"."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 class LineDisplay:
     """A plain line every 30 s, for logs."""
 

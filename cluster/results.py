@@ -1,20 +1,21 @@
 """Parts committed in input order, and the final files built from them once.
 
 Invariant: parts cover rows 0..end without gap or overlap, one line a row; a part is there whole or not at
-all.
+all. A part's name holds its first row, the row after its last, and the CRC32 of its bytes.
 """
 
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from .durable import disk_errors, sync_folder, write_durably
+from .durable import disk_errors, readable, sync_folder, write_durably
 from .errors import InfrastructureError
 from .records import FAILURE_START
 
-PART_NAME = re.compile(r"(\d{12})-(\d{12})\.jsonl")
+PART_NAME = re.compile(r"(\d{12})-(\d{12})-([0-9a-f]{8})\.jsonl")
 
 
 class Parts:
@@ -26,7 +27,7 @@ class Parts:
     def __init__(self, folder: Path) -> None:
         """Find what earlier processes committed; temporary files of killed writes are removed.
 
-        Raises: InfrastructureError if the parts have a gap.
+        Raises: InfrastructureError if the parts have a gap, one is damaged, or something else lies there.
         """
         self._folder = folder
         self._paths: list[Path] = []
@@ -35,14 +36,19 @@ class Parts:
         with disk_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
             for path in folder.glob("*.tmp"):
-                path.unlink()
-        for path in sorted(folder.iterdir()):
+                if PART_NAME.fullmatch(path.name.removesuffix(".tmp")):
+                    path.unlink()
+            found = sorted(folder.iterdir())
+        for path in found:
             self._adopt(path)
 
     def commit(self, lines: Sequence[bytes]) -> None:
         """Add the lines of the next len(lines) rows. After return they are never written again."""
         begin, end = self.end, self.end + len(lines)
-        path = self._folder / f"{begin:012d}-{end:012d}.jsonl"
+        checksum = 0
+        for line in lines:
+            checksum = zlib.crc32(line, checksum)
+        path = self._folder / f"{begin:012d}-{end:012d}-{checksum:08x}.jsonl"
         write_durably(path, lines)
         self._paths.append(path)
         self.end = end
@@ -65,22 +71,25 @@ class Parts:
 
     def _lines(self) -> Iterator[bytes]:
         for path in self._paths:
-            with path.open("rb") as file:
-                yield from file
+            yield from _checked_lines(path)
 
     def _adopt(self, path: Path) -> None:
         match = PART_NAME.fullmatch(path.name)
-        begin, end = (int(match[1]), int(match[2])) if match else (-1, -1)
+        if match is None:
+            raise InfrastructureError(
+                f"{str(path)!r} among the parts was not written by a job: move it away, then run again with "
+                "--resume"
+            )
+        begin, end = int(match[1]), int(match[2])
         if begin != self.end or end <= begin:
             raise InfrastructureError(
                 f"part {str(path)!r} does not follow row {self.end}: the folder was changed by something "
                 "else: start again with --overwrite"
             )
         num_lines = 0
-        with path.open("rb") as file:
-            for line in file:
-                num_lines += 1
-                self.num_failures += line.startswith(FAILURE_START)
+        for line in _checked_lines(path):
+            num_lines += 1
+            self.num_failures += line.startswith(FAILURE_START)
         if num_lines != end - begin:
             raise InfrastructureError(
                 f"part {str(path)!r} has {num_lines} lines, its name says {end - begin}: start again with "
@@ -88,6 +97,20 @@ class Parts:
             )
         self._paths.append(path)
         self.end = end
+
+
+def _checked_lines(path: Path) -> Iterator[bytes]:
+    """Lines of a part. Raises: InfrastructureError after the last one if they are not what was committed."""
+    checksum = 0
+    with readable(path), path.open("rb") as file:
+        for line in file:
+            checksum = zlib.crc32(line, checksum)
+            yield line
+    if f"-{checksum:08x}.jsonl" != path.name[-len("-00000000.jsonl") :]:
+        raise InfrastructureError(
+            f"part {str(path)!r} is damaged: its bytes do not match the checksum in its name: start again "
+            "with --overwrite"
+        )
 
 
 def publish(parts: Parts, output: Path) -> None:

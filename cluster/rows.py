@@ -52,6 +52,22 @@ class Text:
     text: str
 
 
+JSON_NAMES: dict[type, str] = {
+    type(None): "null",
+    bool: "boolean",
+    int: "number",
+    float: "number",
+    str: "string",
+    list: "array",
+}
+# What to give for a field that is missing.
+WANTED = {
+    "choices": "a list of at least one text",
+    "context_ids": "a list of integers, which may be empty",
+    "continuation_ids": "a list of integers",
+    "continuation": "text",
+}
+
 Task = Continuation | TokenContinuation | Choices | Text
 TASK_NAMES: dict[type, str] = {
     Continuation: "continuation",
@@ -130,7 +146,7 @@ def parse_json(line: bytes) -> Fields:
     except ValueError as error:
         raise RowError("invalid_json", f"line is not strict JSON: {error}") from None
     if not isinstance(value, dict):
-        raise RowError("wrong_type", f"line is a JSON {type(value).__name__}: one object a line is read")
+        raise RowError("wrong_type", f"line is a JSON {JSON_NAMES[type(value)]}: one object a line is read")
     # What is read must also be written again: the writer nests deeper than the reader, and both have a limit.
     if line.count(b"[") + line.count(b"{") > MAX_NESTING and _nesting(value) > MAX_NESTING:
         raise RowError("invalid_json", TOO_DEEP)
@@ -240,7 +256,9 @@ def _take(fields: Fields, name: str) -> object:
     """Null and absent are both missing; empty text is not."""
     value = fields.pop(name, None)
     if value is None:
-        raise RowError("missing_field", f"{name} is missing or null: give text, which may be empty")
+        raise RowError(
+            "missing_field", f"{name} is missing or null: give {WANTED.get(name, 'text, which may be empty')}"
+        )
     return value
 
 

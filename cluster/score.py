@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 from .encoding import POLICIES, EncodingPolicy
-from .errors import ExitCode, InfrastructureError, JobError
+from .errors import ErrorBudgetExceeded, ExitCode
 from .fingerprint import Fingerprint, fingerprint, refuse_differences
-from .folder import JobFolder
+from .finished import finished_summary
+from .folder import JobFolder, refuse_inputs
 from .inputs import InputFile, expand, scan
 from .interrupts import Interrupts
 from .job import Backend, ScoreJob
 from .planning import total_rows
-from .progress import Display, PoolFigures, Progress
+from .progress import Display, PoolFigures, Progress, counted
 from .settings import ScoreSettings
 from .summary import Tally
 
@@ -52,24 +53,26 @@ def run_score(
     """Run or resume a job. Returns its summary, which also lies in the folder.
 
     open_backend: starts the pool; its identity holds model.identity and what only a running pool knows.
-    Raises: UsageError before anything is written; other JobErrors after a summary whose state says why.
+    Raises: UsageError before anything is written or removed; anything else that ends a job under way after a
+    summary whose state says why.
     """
     interrupts = Interrupts()
     interrupts.install()
     paths = expand(settings.inputs)
+    refuse_inputs(paths, settings.output, settings.work_dir)
     folder = JobFolder.open(
         settings.output, settings.work_dir, resume=settings.resume, overwrite=settings.overwrite
     )
     try:
-        folder.refuse_inputs(paths)
         files = scan(paths)
         expected = _fingerprint(settings, model.policy, files, model.identity)
-        old = folder.read_fingerprint()
+        old = None if settings.overwrite else folder.read_fingerprint()
         if old is not None:
             refuse_differences({key: value for key, value in old.items() if key in expected}, expected)
-            summary = folder.read_summary()
-            if summary is not None and summary["state"] == "complete":
-                # Everything is already done: that is success, and needs no pool.
+            summary = finished_summary(folder)
+            if summary is not None:
+                # Everything is already done, and needs no pool.
+                _refuse_errors(summary["errors"], settings.budget.allowed(total_rows(settings, files)))
                 folder.remove_work()
                 return summary
         return _run(settings, model, files, folder, old, open_backend, display, interrupts)
@@ -94,6 +97,8 @@ def _run(
         current = _fingerprint(settings, model.policy, files, backend.identity)
         if old is not None:
             refuse_differences(old, current)
+        if settings.overwrite:
+            folder.clear()
         folder.write_fingerprint(current)
         folder.forget_summary()
         progress = Progress(
@@ -104,7 +109,7 @@ def _run(
         )
         try:
             return _score(settings, model, files, folder, current, backend, progress, interrupts)
-        except JobError as error:
+        except Exception as error:
             _write_stopped(folder, progress, error)
             raise
         finally:
@@ -170,18 +175,27 @@ def _summary(
     }
 
 
-def _write_stopped(folder: JobFolder, progress: Progress, error: JobError) -> None:
+def _refuse_errors(num_errors: int, allowed: int) -> None:
+    if num_errors > allowed:
+        raise ErrorBudgetExceeded(
+            f"the job in this folder is finished: {counted(num_errors, 'row')} failed, {allowed} are "
+            "allowed: repair the input and use --overwrite, or use a larger --max-errors"
+        )
+
+
+def _write_stopped(folder: JobFolder, progress: Progress, error: Exception) -> None:
     """Say in the folder why the job stopped. A disk that is full cannot be told so."""
-    state = STATES.get(error.exit_code, "failed")
+    exit_code = getattr(error, "exit_code", ExitCode.INFRASTRUCTURE)
+    state = STATES.get(exit_code, "failed")
     summary = {
         "state": state,
-        "exit_code": int(error.exit_code),
-        "reason": str(error),
+        "exit_code": int(exit_code),
+        "reason": str(error) or type(error).__name__,
         "rows_done": progress.rows_done,
         "errors": progress.errors,
     }
-    try:
-        progress.tell(state, force=True)
+    # The error that ended the job is the news: nothing here may take its place.
+    with suppress(Exception):
         folder.write_output("summary.json", summary)
-    except InfrastructureError:
-        return
+    with suppress(Exception):
+        progress.tell(state, force=True)

@@ -200,13 +200,13 @@ class Tally:
     def _warnings(self) -> list[str]:
         groups = self.groups.values()
         totals = {
-            "rows have two equal choices, which tie by construction": sum(
+            "rows with two equal choices, which tie by construction": sum(
                 g.duplicate_choices for g in groups
             ),
-            "rows have a tie for the best choice; the first counts": sum(g.ties for g in groups),
-            "rows lost context tokens at the left": sum(g.truncated_rows for g in groups),
-            "parts have a token across context and continuation": sum(g.merged_boundaries for g in groups),
-            "log-probabilities are of zero probability (null)": sum(g.zero_probability for g in groups),
-            "documents are empty and not in the means": sum(g.empty_documents for g in groups),
+            "rows with a tie for the best choice, of which the first counts": sum(g.ties for g in groups),
+            "rows that lost context tokens at the left": sum(g.truncated_rows for g in groups),
+            "parts with a token across context and continuation": sum(g.merged_boundaries for g in groups),
+            "log-probabilities of zero probability (null)": sum(g.zero_probability for g in groups),
+            "documents that are empty and not in the means": sum(g.empty_documents for g in groups),
         }
-        return [f"{total} {text}" for text, total in totals.items() if total]
+        return [f"{text}: {total:,}" for text, total in totals.items() if total]

@@ -10,7 +10,7 @@ import numpy as np
 from .descriptor import expected_tensors
 from .format import Header, write_model
 from .quantize import QuantizeError, quantize, to_float16
-from .source import ConvertError, SourceModel
+from .source import ConvertError, SourceModel, reading
 from .weights import GROUPS, Float32Array, QuantWeight, Tensor, dequantize
 
 __all__ = ["ConvertError", "convert"]
@@ -43,12 +43,23 @@ def convert(
         raise FileExistsError(
             f"convert to {destination}: the file exists: choose another name or overwrite it"
         )
-    model = _open(source, bits, group)
+    if _is_of_source(destination, source):
+        raise ConvertError(f"convert to {destination}: it belongs to the source: choose another name")
+    with reading(str(source)):
+        model = _open(source, bits, group)
     tensors, taken_over = _tensors(model, bits, group)
     texts = {**model.metadata, "recipe": _recipe(bits, group, taken_over), "notes": "", **(metadata or {})}
     return write_model(
         destination, model.descriptor, tensors, model.tokenizer_json, texts, overwrite=overwrite
     )
+
+
+def _is_of_source(destination: Path, source: Path) -> bool:
+    """Whether writing there would take away what is read; model files may lie beside the source's."""
+    if not (destination.exists() and source.exists()):
+        return False
+    beside = destination.suffix != ".tloop" and destination.parent.samefile(source)
+    return beside or destination.samefile(source)
 
 
 def _open(source: Path, bits: int, group: int) -> SourceModel:
@@ -68,7 +79,8 @@ def _tensors(model: SourceModel, bits: int, group: int) -> tuple[dict[str, Tenso
     tensors: dict[str, Tensor] = {}
     taken_over = 0
     for name, dims in expected_tensors(model.descriptor).items():
-        value = model.load[name]()
+        with reading(f"tensor {name!r}"):
+            value = model.load[name]()
         shape = value.dims if isinstance(value, QuantWeight) else value.shape
         if shape != dims:
             raise ConvertError(f"tensor {name!r}: the source gives {list(shape)}, the config {list(dims)}")

@@ -15,11 +15,11 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from .descriptor import Descriptor, check_descriptor
+from .descriptor import Descriptor, check_descriptor, integer
 from .gguf_tokenizer import bos_and_eos, tokenizer_json
 from .quantize import import_q4_1
 from .records import FormatError, Value
-from .source import ConvertError, SourceModel, inverse_frequencies, scaled_frequencies
+from .source import ConvertError, SourceModel, inverse_frequencies, reading, real, scaled_frequencies
 from .weights import Float32Array, QuantWeight, concatenate_rows
 
 Fields = Mapping[str, Any]
@@ -31,6 +31,8 @@ _USED = {
     "rope.freq_base", "rope.dimension_count", "rope.scaling.type", "rope.scaling.factor",
     "rope.scaling.original_context_length", "attention.key_length", "attention.value_length",
 }  # fmt: skip
+_EPSILON = "llama.attention.layer_norm_rms_epsilon"
+_BASE = "llama.rope.freq_base"
 # Values under which the key changes nothing.
 _ONLY: dict[str, object] = {"expert_count": 0, "expert_used_count": 0, "attention.causal": True}
 
@@ -43,11 +45,9 @@ def open_gguf(path: Path, bits: int, group: int) -> SourceModel:
     """
     from gguf import GGUFReader
 
-    try:
+    with reading(path.name):
         reader = GGUFReader(path)
-    except Exception as error:  # the library has no error type of its own
-        raise ConvertError(f"read {path.name}: {error}") from None
-    fields = {name: field.contents() for name, field in reader.fields.items()}
+        fields = {name: field.contents() for name, field in reader.fields.items()}
     _check_fields(fields)
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     tokenizer, add_bos = tokenizer_json(fields)
@@ -106,7 +106,7 @@ def _descriptor(fields: Fields, tied: bool, add_bos: bool) -> Descriptor:
         "max_positions": _integer(fields, "context_length"),
         "loops": 1,
         # Stored as float32: the shortest decimal of that float32 is the number its author wrote.
-        "norm_eps": float(str(np.float32(fields.get("llama.attention.layer_norm_rms_epsilon", 0)))),
+        "norm_eps": float(str(np.float32(real(fields.get(_EPSILON), _EPSILON)))),
         "norm_placement": "pre",
         "loop_norm": True,
         "rope_style": "half",
@@ -125,7 +125,7 @@ def _descriptor(fields: Fields, tied: bool, add_bos: bool) -> Descriptor:
 
 
 def _frequencies(fields: Fields, head_dim: int) -> Float32Array:
-    frequencies = inverse_frequencies(head_dim, float(fields.get("llama.rope.freq_base", 10000.0)))
+    frequencies = inverse_frequencies(head_dim, real(fields.get(_BASE, 10000.0), _BASE, positive=True))
     kind = fields.get("llama.rope.scaling.type", "none")
     if kind == "none":
         return frequencies
@@ -142,35 +142,57 @@ class _Plan:
     used: set[str]
 
     def loads(self, frequencies: Float32Array) -> dict[str, Load]:
+        d, f, vocab = (integer(self.descriptor, key) for key in ("hidden_size", "ffn_size", "vocab_size"))
+        head_dim, q, kv = (integer(self.descriptor, key) for key in ("head_dim", "n_q_heads", "n_kv_heads"))
         if "rope_freqs.weight" in self.tensors:  # llama3 scaling, precomputed as divisors
-            frequencies = frequencies / cast(Float32Array, self._rows("rope_freqs.weight")())
-        loads: dict[str, Load] = {"rope.inv_freq": lambda: frequencies}
-        loads |= {"embed": self._rows("token_embd.weight"), "final_norm": self._rows("output_norm.weight")}
+            divisors = cast(Float32Array, self._rows({"rope_freqs.weight": (head_dim // 2,)})())
+            if not (np.isfinite(divisors).all() and (divisors > 0).all()):
+                raise ConvertError("tensor 'rope_freqs.weight': holds a value that is not a positive number")
+            frequencies = frequencies / divisors
+        loads: dict[str, Load] = {
+            "rope.inv_freq": lambda: frequencies,
+            "embed": self._rows({"token_embd.weight": (vocab, d)}),
+            "final_norm": self._rows({"output_norm.weight": (d,)}),
+        }
         if not self.descriptor["tied_head"]:
-            loads["head"] = self._rows("output.weight")
-        for i in range(cast(int, self.descriptor["n_layers"])):
+            loads["head"] = self._rows({"output.weight": (vocab, d)})
+        heads = {"q": q, "k": kv, "v": kv}
+        for i in range(integer(self.descriptor, "n_layers")):
             theirs, ours = f"blk.{i}", f"layers.{i}"
-            loads[f"{ours}.qkv"] = self._rows(*(f"{theirs}.attn_{n}.weight" for n in "qkv"))
-            loads[f"{ours}.o"] = self._rows(f"{theirs}.attn_output.weight")
-            loads[f"{ours}.gate_up"] = self._rows(f"{theirs}.ffn_gate.weight", f"{theirs}.ffn_up.weight")
-            loads[f"{ours}.down"] = self._rows(f"{theirs}.ffn_down.weight")
-            loads[f"{ours}.norm_attn_in"] = self._rows(f"{theirs}.attn_norm.weight")
-            loads[f"{ours}.norm_ffn_in"] = self._rows(f"{theirs}.ffn_norm.weight")
+            loads[f"{ours}.qkv"] = self._rows(
+                {f"{theirs}.attn_{name}.weight": (n * head_dim, d) for name, n in heads.items()}
+            )
+            loads[f"{ours}.o"] = self._rows({f"{theirs}.attn_output.weight": (d, q * head_dim)})
+            loads[f"{ours}.gate_up"] = self._rows(
+                {f"{theirs}.ffn_{name}.weight": (f, d) for name in ("gate", "up")}
+            )
+            loads[f"{ours}.down"] = self._rows({f"{theirs}.ffn_down.weight": (d, f)})
+            loads[f"{ours}.norm_attn_in"] = self._rows({f"{theirs}.attn_norm.weight": (d,)})
+            loads[f"{ours}.norm_ffn_in"] = self._rows({f"{theirs}.ffn_norm.weight": (d,)})
         return loads
 
-    def _rows(self, *names: str) -> Load:
-        """The source tensors one below the other: their own blocks if all are as stored, else floats."""
-        for name in names:
+    def _rows(self, parts: Mapping[str, tuple[int, ...]]) -> Load:
+        """The source tensors one below the other: their own blocks if all are as stored, else floats.
+
+        parts: their names and the dims that the fields give them.
+        """
+        for name, dims in parts.items():
             if name not in self.tensors:
                 raise ConvertError(f"tensor {name!r}: missing, the architecture has it")
+            # Columns come first there.
+            found = tuple(int(size) for size in reversed(self.tensors[name].shape))
+            if found != dims:
+                raise ConvertError(
+                    f"tensor {name!r}: the file has {list(found)}, the fields give {list(dims)}"
+                )
             self.used.add(name)
 
         def load() -> Float32Array | QuantWeight:
-            blocks = [self._blocks(name) for name in names]
+            blocks = [self._blocks(name) for name in parts]
             kept = [block for block in blocks if block is not None]
-            if len(kept) == len(names):
+            if len(kept) == len(parts):
                 return concatenate_rows(kept)
-            return np.concatenate([self._floats(name) for name in names])
+            return np.concatenate([self._floats(name) for name in parts])
 
         return load
 
@@ -188,7 +210,6 @@ class _Plan:
 
         tensor, order = self.tensors[name], self._order(name)
         values: Float32Array = dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
-        self._check_rows(name, len(values), order)
         return values if order is None else values[order]
 
     def _blocks(self, name: str) -> QuantWeight | None:
@@ -199,12 +220,7 @@ class _Plan:
         if unpack is None:
             return None
         weight = unpack(np.asarray(tensor.data))
-        self._check_rows(name, weight.dims[0], order)
         return weight if order is None else weight.take_rows(order)
-
-    def _check_rows(self, name: str, rows: int, order: NDArray[np.int64] | None) -> None:
-        if order is not None and len(order) != rows:
-            raise ConvertError(f"tensor {name!r}: {rows} rows, the heads have {len(order)}")
 
 
 def _q4_1(data: NDArray[np.uint8]) -> QuantWeight:

@@ -7,7 +7,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
-from .source import ConvertError
+from .source import ConvertError, reading
 
 Fields = Mapping[str, Any]
 
@@ -31,15 +31,19 @@ def tokenizer_json(fields: Fields) -> tuple[bytes, bool]:
     if fields.get("tokenizer.ggml.add_eos_token"):
         raise ConvertError("tokenizer.ggml.add_eos_token: true; only false can be converted")
     name = fields.get("tokenizer.ggml.pre")
-    tokens, merges = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.merges"]
+    tokens, merges = _texts(fields, "tokenizer.ggml.tokens"), _texts(fields, "tokenizer.ggml.merges")
+    token_types = fields.get("tokenizer.ggml.token_type")
+    if not isinstance(token_types, list) or len(token_types) != len(tokens):
+        raise ConvertError(f"tokenizer.ggml.token_type: expected one number for each of {len(tokens)} tokens")
     vocab = {token: i for i, token in enumerate(tokens)}
     if len(vocab) != len(tokens):
         raise ConvertError("tokenizer.ggml.tokens: a token is listed twice")
     pairs = [_pair(merge) for merge in merges]
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=pairs, ignore_merges=name == "llama-bpe"))
+    with reading("tokenizer.ggml.merges"):
+        tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=pairs, ignore_merges=name == "llama-bpe"))
     tokenizer.pre_tokenizer = _pre_tokenizer(name)
     tokenizer.decoder = decoders.ByteLevel()
-    for token, token_type in zip(tokens, fields["tokenizer.ggml.token_type"], strict=True):
+    for token, token_type in zip(tokens, token_types, strict=True):
         if token_type in (_CONTROL, _USER_DEFINED):
             special = token_type == _CONTROL
             tokenizer.add_tokens([AddedToken(token, special=special, normalized=False)])
@@ -47,8 +51,11 @@ def tokenizer_json(fields: Fields) -> tuple[bytes, bool]:
     add_bos = bool(fields.get("tokenizer.ggml.add_bos_token", name == "llama-bpe"))
     if add_bos:
         bos_id = bos_and_eos(fields)[0]
-        if bos_id < 0:
-            raise ConvertError("tokenizer.ggml.add_bos_token: true, but there is no bos_token_id")
+        if not 0 <= bos_id < len(tokens):
+            raise ConvertError(
+                f"tokenizer.ggml.add_bos_token: true, but bos_token_id {bos_id} is none of the "
+                f"{len(tokens)} tokens"
+            )
         bos = tokens[bos_id]
         tokenizer.post_processor = processors.TemplateProcessing(
             single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, bos_id)]
@@ -59,8 +66,23 @@ def tokenizer_json(fields: Fields) -> tuple[bytes, bool]:
 def bos_and_eos(fields: Fields) -> tuple[int, tuple[int, ...]]:
     """(bos id or -1, ids that end a text or a turn)."""
     keys = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
-    eos_ids = dict.fromkeys(int(fields[key]) for key in keys if key in fields)
-    return int(fields.get("tokenizer.ggml.bos_token_id", -1)), tuple(eos_ids)
+    eos_ids = dict.fromkeys(_id(fields, key) for key in keys if key in fields)
+    key = "tokenizer.ggml.bos_token_id"
+    return _id(fields, key) if key in fields else -1, tuple(eos_ids)
+
+
+def _id(fields: Fields, key: str) -> int:
+    value = fields[key]
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConvertError(f"{key}: expected an integer, found {value!r:.60}")
+    return value
+
+
+def _texts(fields: Fields, key: str) -> list[str]:
+    value = fields.get(key)
+    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+        raise ConvertError(f"{key}: expected a list of texts, found {value!r:.60}")
+    return value
 
 
 def _pair(merge: str) -> tuple[str, str]:

@@ -15,10 +15,10 @@ from typing import cast
 import numpy as np
 from tokenizers import Tokenizer
 
-from .descriptor import Descriptor, check_descriptor
+from .descriptor import Descriptor, check_descriptor, integer
 from .records import FormatError, Value
 from .safetensors_folder import SafetensorsFolder
-from .source import ConvertError, SourceModel, inverse_frequencies, scaled_frequencies
+from .source import ConvertError, SourceModel, inverse_frequencies, reading, real, scaled_frequencies
 from .weights import Float32Array
 
 Config = Mapping[str, object]
@@ -73,10 +73,8 @@ def open_huggingface(folder: Path) -> SourceModel:
 
 
 def _read_json(path: Path) -> dict[str, object]:
-    try:
-        values = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise ConvertError(f"read {path}: {error}") from None
+    with reading(str(path)):
+        values = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(values, dict):
         raise ConvertError(f"read {path}: expected an object, found {type(values).__name__}")
     return values
@@ -84,14 +82,15 @@ def _read_json(path: Path) -> dict[str, object]:
 
 def _check_config(config: Config) -> None:
     family = config.get("model_type")
-    if family not in _FAMILIES:
+    if not isinstance(family, str) or family not in _FAMILIES:
         raise ConvertError(f"config model_type {family!r}: {sorted(_FAMILIES)} can be converted")
     for key, value in config.items():
         # A window that the config itself switches off has no effect.
         if key == "sliding_window" and config.get("use_sliding_window") is False:
             continue
         if key == "layer_types":
-            if value is not None and set(cast("list[str]", value)) != {"full_attention"}:
+            full = isinstance(value, list) and value and all(kind == "full_attention" for kind in value)
+            if value is not None and not full:
                 raise ConvertError(f"config layer_types {value!r}: only full_attention can be converted")
         elif key in _ONLY:
             if value not in _ONLY[key]:
@@ -114,11 +113,11 @@ def _integer(config: Config, key: str, default: object = None) -> int:
     return value
 
 
-def _real(config: Config, key: str) -> float:
-    value = config.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ConvertError(f"config {key}: expected a number, found {value!r}")
-    return float(value)
+def _flag(config: Config, key: str) -> bool:
+    value = config.get(key, False)
+    if not isinstance(value, bool):
+        raise ConvertError(f"config {key}: expected true or false, found {value!r}")
+    return value
 
 
 def _descriptor(config: Config, folder: Path, tokenizer_json: bytes) -> Descriptor:
@@ -136,16 +135,16 @@ def _descriptor(config: Config, folder: Path, tokenizer_json: bytes) -> Descript
         "n_layers": _integer(config, "num_hidden_layers"),
         "max_positions": _integer(config, "max_position_embeddings"),
         "loops": _integer(config, "total_ut_steps") if family == "ouro" else 1,
-        "norm_eps": _real(config, "rms_norm_eps"),
+        "norm_eps": real(config.get("rms_norm_eps"), "config rms_norm_eps"),
         "norm_placement": "sandwich" if family == "ouro" else "pre",
         "loop_norm": True,
         "rope_style": "half",
         "exit_gate": family == "ouro",
-        "tied_head": bool(config.get("tie_word_embeddings", False)),
+        "tied_head": _flag(config, "tie_word_embeddings"),
         "attn_bias": False,
         "bos_id": bos_id,
         "eos_ids": _eos_ids(config, folder),
-        "add_bos": _adds_bos(tokenizer_json, bos_id),
+        "add_bos": _adds_bos(folder, tokenizer_json, bos_id),
         "chat_template": _chat_template(folder),
     }
     try:
@@ -161,44 +160,54 @@ def _eos_ids(config: Config, folder: Path) -> tuple[int, ...]:
     found = config.get("eos_token_id") if found is None else found
     if found is None:
         return ()
-    return tuple(found) if isinstance(found, list) else (cast(int, found),)
+    ids = found if isinstance(found, list) else [found]
+    if any(isinstance(value, bool) or not isinstance(value, int) for value in ids):
+        raise ConvertError(f"config eos_token_id: expected an integer or a list of them, found {found!r}")
+    return tuple(ids)
 
 
 def _read_tokenizer(folder: Path) -> bytes:
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise ConvertError(f"read {path}: missing; save the model's fast tokenizer there")
-    # Without its indentation a tokenizer is half the size.
-    return json.dumps(_read_json(path), ensure_ascii=False, separators=(",", ":")).encode()
+    values = _read_json(path)
+    with reading(str(path)):
+        # Without its indentation a tokenizer is half the size.
+        return json.dumps(values, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def _adds_bos(tokenizer_json: bytes, bos_id: int) -> bool:
-    encoded = Tokenizer.from_str(tokenizer_json.decode()).encode("a").ids
+def _adds_bos(folder: Path, tokenizer_json: bytes, bos_id: int) -> bool:
+    with reading(str(folder / "tokenizer.json")):
+        encoded = Tokenizer.from_str(tokenizer_json.decode()).encode("a").ids
     return bos_id >= 0 and encoded[:1] == [bos_id]
 
 
 def _chat_template(folder: Path) -> str:
-    if (folder / "chat_template.jinja").is_file():
-        return (folder / "chat_template.jinja").read_text()
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        with reading(str(path)):
+            return path.read_text(encoding="utf-8")
     path = folder / "tokenizer_config.json"
     template = _read_json(path).get("chat_template") if path.is_file() else None
     if isinstance(template, list):  # several, by name
-        template = next((item["template"] for item in template if item.get("name") == "default"), None)
+        with reading(f"chat_template in {path}"):
+            template = next((item["template"] for item in template if item.get("name") == "default"), None)
     return template if isinstance(template, str) else ""
 
 
 def _frequencies(config: Config, head_dim: int) -> Float32Array:
     """Newer configs hold theta and scaling in one record, older ones in two fields."""
     record = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    scaling = dict(cast("Mapping[str, object]", record))
+    if not isinstance(record, dict):
+        raise ConvertError(f"config rope_scaling: expected an object, found {record!r:.60}")
+    scaling = dict(record)
     theta = scaling.pop("rope_theta", config.get("rope_theta"))
     if scaling.pop("partial_rotary_factor", 1.0) != 1.0:
         raise ConvertError("config rope_parameters partial_rotary_factor: only 1.0 can be converted")
     if theta is None:
         theta = 10000.0  # what the Llama family has meant by leaving it out
-    return scaled_frequencies(
-        inverse_frequencies(head_dim, _real({"rope_theta": theta}, "rope_theta")), scaling
-    )
+    theta = real(theta, "config rope_theta", positive=True)
+    return scaled_frequencies(inverse_frequencies(head_dim, theta), scaling)
 
 
 def _derived(weights: SafetensorsFolder, descriptor: Descriptor) -> set[str]:
@@ -225,32 +234,42 @@ class _Plan:
         self.descriptor, self.weights, self.used = descriptor, weights, set()
 
     def loads(self) -> dict[str, Callable[[], Float32Array]]:
+        d, f, vocab = (integer(self.descriptor, key) for key in ("hidden_size", "ffn_size", "vocab_size"))
+        head_dim, q, kv = (integer(self.descriptor, key) for key in ("head_dim", "n_q_heads", "n_kv_heads"))
         loads = {
-            "embed": self._rows("model.embed_tokens.weight"),
-            "final_norm": self._rows("model.norm.weight"),
+            "embed": self._rows({"model.embed_tokens.weight": (vocab, d)}),
+            "final_norm": self._rows({"model.norm.weight": (d,)}),
         }
         sandwich = self.descriptor["norm_placement"] == "sandwich"
         norms = {**_NORMS, **_BRANCH_NORMS} if sandwich else _NORMS
-        for i in range(cast(int, self.descriptor["n_layers"])):
+        heads = {"q": q, "k": kv, "v": kv}
+        for i in range(integer(self.descriptor, "n_layers")):
             theirs, ours = f"model.layers.{i}", f"layers.{i}"
-            loads[f"{ours}.qkv"] = self._rows(*(f"{theirs}.self_attn.{n}_proj.weight" for n in "qkv"))
-            loads[f"{ours}.o"] = self._rows(f"{theirs}.self_attn.o_proj.weight")
-            loads[f"{ours}.gate_up"] = self._rows(*(f"{theirs}.mlp.{n}_proj.weight" for n in ("gate", "up")))
-            loads[f"{ours}.down"] = self._rows(f"{theirs}.mlp.down_proj.weight")
+            loads[f"{ours}.qkv"] = self._rows(
+                {f"{theirs}.self_attn.{name}_proj.weight": (n * head_dim, d) for name, n in heads.items()}
+            )
+            loads[f"{ours}.o"] = self._rows({f"{theirs}.self_attn.o_proj.weight": (d, q * head_dim)})
+            loads[f"{ours}.gate_up"] = self._rows(
+                {f"{theirs}.mlp.{name}_proj.weight": (f, d) for name in ("gate", "up")}
+            )
+            loads[f"{ours}.down"] = self._rows({f"{theirs}.mlp.down_proj.weight": (d, f)})
             for norm, name in norms.items():
-                loads[f"{ours}.{norm}"] = self._rows(f"{theirs}.{name}.weight")
+                loads[f"{ours}.{norm}"] = self._rows({f"{theirs}.{name}.weight": (d,)})
         if self.descriptor["exit_gate"]:
-            gate = self._rows("model.early_exit_gate.weight")
+            gate = self._rows({"model.early_exit_gate.weight": (1, d)})
             loads["exit_gate.weight"] = lambda: gate().reshape(-1)
-            loads["exit_gate.bias"] = self._rows("model.early_exit_gate.bias")
+            loads["exit_gate.bias"] = self._rows({"model.early_exit_gate.bias": (1,)})
         if not self.descriptor["tied_head"]:
-            loads["head"] = self._rows("lm_head.weight")
+            loads["head"] = self._rows({"lm_head.weight": (vocab, d)})
         return loads
 
-    def _rows(self, *names: str) -> Callable[[], Float32Array]:
-        """The source tensors one below the other."""
-        for name in names:
+    def _rows(self, parts: Mapping[str, tuple[int, ...]]) -> Callable[[], Float32Array]:
+        """The source tensors one below the other, their names and the dims that the config gives them."""
+        for name, dims in parts.items():
             if name not in self.weights.names():
                 raise ConvertError(f"tensor {name!r}: missing, the config's family has it")
+            if self.weights.shape(name) != dims:
+                found = list(self.weights.shape(name))
+                raise ConvertError(f"tensor {name!r}: the file has {found}, the config gives {list(dims)}")
             self.used.add(name)
-        return lambda: np.concatenate([self.weights.read(name) for name in names])
+        return lambda: np.concatenate([self.weights.read(name) for name in parts])

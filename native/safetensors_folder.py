@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .source import ConvertError
+from .source import ConvertError, reading
 from .weights import Float32Array
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -46,7 +46,8 @@ class SafetensorsFolder:
     def read(self, name: str) -> Float32Array:
         """The tensor as float32 with its own shape."""
         place = self._places[name]
-        raw = np.memmap(place.path, _DTYPES[place.dtype], "r", place.offset, place.shape)
+        with reading(f"tensor {name!r} in {place.path.name}"):
+            raw = np.memmap(place.path, _DTYPES[place.dtype], "r", place.offset, place.shape)
         if place.dtype == "BF16":  # the upper half of a float32
             widened: Float32Array = (raw.astype(np.uint32) << 16).view(np.float32)
             return widened
@@ -55,27 +56,29 @@ class SafetensorsFolder:
 
 def _files(folder: Path) -> list[Path]:
     if (folder / _INDEX).is_file():
-        names = set(json.loads((folder / _INDEX).read_text())["weight_map"].values())
-        for name in names:
-            if Path(name).name != name:
-                raise ConvertError(f"{_INDEX}: shard {name!r} is not a plain file name")
-        return [folder / name for name in sorted(names)]
+        with reading(_INDEX):
+            index = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
+        places = index.get("weight_map") if isinstance(index, dict) else None
+        if not isinstance(places, dict) or not places:
+            raise ConvertError(f"read {_INDEX}: expected an object weight_map of tensors and their files")
+        for name in places.values():
+            if not isinstance(name, str) or not name or Path(name).name != name:
+                raise ConvertError(f"read {_INDEX}: shard {name!r} is not a plain file name")
+        return [folder / name for name in sorted(set(places.values()))]
     if (folder / _SINGLE).is_file():
         return [folder / _SINGLE]
     raise ConvertError(f"read weights in {folder}: there is neither {_SINGLE} nor {_INDEX}")
 
 
 def _read_places(path: Path) -> dict[str, _Place]:
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
 
-    try:
+    with reading(f"weights in {path.name}"):
         with safe_open(path, framework="np"):  # checks the whole header: what follows may trust it
             pass
-    except (OSError, SafetensorError) as error:
-        raise ConvertError(f"read weights in {path.name}: {error}") from None
-    with path.open("rb") as file:
-        header_bytes = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(header_bytes))
+        with path.open("rb") as file:
+            header_bytes = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(header_bytes))
     header.pop("__metadata__", None)
     places = {}
     for name, entry in header.items():

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +15,23 @@ from .weights import Float32Array, QuantWeight
 
 class ConvertError(ValueError):
     """A source model that cannot be converted exactly. The message names the field or tensor."""
+
+
+@contextmanager
+def reading(what: str) -> Iterator[None]:
+    """Whatever a parser raises at foreign bytes, as a ConvertError that names what was read.
+
+    Parsers have no common error type: some raise plain Exception, and a panic of a Rust library is not even
+    one.
+    """
+    try:
+        yield
+    except (ConvertError, MemoryError):
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise ConvertError(f"read {what}: {type(error).__name__}: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +69,8 @@ def scaled_frequencies(frequencies: Float32Array, scaling: Mapping[str, object])
         if key not in (*known, "rope_type", "type"):
             raise ConvertError(f"rope_scaling {key!r}: unknown for type {kind!r}")
     numbers = {key: _positive(scaling, key) for key in known}
+    if kind == "llama3" and numbers["high_freq_factor"] <= numbers["low_freq_factor"]:
+        raise ConvertError("rope_scaling 'high_freq_factor': must be above low_freq_factor")
     if kind == "linear":
         return (frequencies / numbers["factor"]).astype(np.float32)
     if kind == "llama3":
@@ -70,7 +90,16 @@ def _llama3(frequencies: Float32Array, numbers: Mapping[str, float]) -> Float32A
 
 
 def _positive(scaling: Mapping[str, object], key: str) -> float:
-    value = scaling.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-        raise ConvertError(f"rope_scaling {key!r}: expected a positive number, found {value!r}")
-    return float(value)
+    return real(scaling.get(key), f"rope_scaling {key!r}", positive=True)
+
+
+def real(value: object, what: str, *, positive: bool = False) -> float:
+    """A number of a source as a finite float. Raises: ConvertError that begins with `what`."""
+    if not isinstance(value, bool) and isinstance(value, int | float | np.floating):
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if math.isfinite(number) and (number > 0 or not positive):
+            return number
+    raise ConvertError(f"{what}: expected a {'positive ' if positive else ''}number, found {value!r:.60}")

@@ -62,6 +62,20 @@ def test_output_is_byte_identical_after_a_kill_at_any_write(tmp_path: Path) -> N
 
 
 @pytest.mark.chaos
+def test_a_job_that_replaces_another_never_mixes_with_it_after_a_kill_at_any_write(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b"".join(make_rows(60)))
+    assert drive(path, tmp_path / "undisturbed").returncode == 3
+    finished = drive(path, tmp_path / "out", max_window_rows=16, replaced_everywhere=True)
+    assert finished.returncode == 0, finished.stderr
+    folders = json.loads(finished.stdout)
+    assert len(folders) > 25
+    for folder in folders:
+        assert outputs(Path(folder)) == outputs(tmp_path / "undisturbed"), folder
+        assert not (Path(folder) / "parts").exists()
+
+
+@pytest.mark.chaos
 @pytest.mark.parametrize("seed", range(SEED, SEED + 4))
 def test_output_is_byte_identical_after_kills_at_random_writes_and_collects(
     rows: Path, undisturbed: tuple[bytes, bytes], tmp_path: Path, seed: int

@@ -2,7 +2,8 @@
 
 As a program it takes one argument, JSON with the fields of ScoreSettings and: seed of the pool; kill_at_write
 (end this process with SIGKILL at its n-th write); kill_at_collect; signal_at_collect [n, signal];
-file_size_limit in bytes; everywhere (kill a job at each of its writes in turn).
+file_size_limit in bytes; everywhere (kill a job at each of its writes in turn); replaced_everywhere (the same
+to a job that replaces another one of other settings).
 """
 
 from __future__ import annotations
@@ -141,8 +142,30 @@ def kill_everywhere(arguments: dict[str, Any]) -> list[str]:
         folders.append(output)
 
 
+def kill_replacement_everywhere(arguments: dict[str, Any]) -> list[str]:
+    """Kill an overwriting job at its first write, another at its second, and so on; resume each.
+
+    A resume either ends well or is refused, and then overwriting again ends well. Returns the folders.
+    """
+    folders: list[str] = []
+    while True:
+        job = arguments | {"output": f"{arguments['output']}-{len(folders) + 1}"}
+        old = job | {"depth": 1, "resume": False, "limit": 40}
+        # Half of the old jobs are finished, half are under way.
+        run_in_child(old | ({"kill_at_collect": 2} if len(folders) % 2 else {}))
+        again = job | {"resume": False, "overwrite": True}
+        if run_in_child(again | {"kill_at_write": len(folders) + 1}) != -signal.SIGKILL:
+            return folders
+        if run_in_child(job) != ExitCode.ROW_ERRORS and run_in_child(again) != ExitCode.ROW_ERRORS:
+            raise RuntimeError(f"{job['output']} could not be replaced")
+        folders.append(job["output"])
+
+
 def main() -> int:
     arguments = json.loads(sys.argv[1])
+    if arguments.pop("replaced_everywhere", False):
+        print(json.dumps(kill_replacement_everywhere(arguments)))
+        return 0
     if arguments.pop("everywhere", False):
         print(json.dumps(kill_everywhere(arguments)))
         return 0

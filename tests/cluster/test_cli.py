@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 from tinyloop.cluster import cli, pool_backend
+from tinyloop.cluster.closing import closing_lines
 from tinyloop.cluster.encoding import POLICIES
-from tinyloop.cluster.errors import EXIT_CODE_MEANINGS
+from tinyloop.cluster.errors import EXIT_CODE_MEANINGS, EXIT_CODE_NOTE
 from tinyloop.cluster.job import Backend
 from tinyloop.cluster.pool_backend import ChosenModel
 from tinyloop.cluster.progress import (
@@ -28,6 +29,7 @@ from tinyloop.cluster.progress import (
 )
 from tinyloop.cluster.score import ModelChoice
 from tinyloop.cluster.settings import ErrorBudget, PoolRequest, ScoreSettings, UsageError, parse_window
+from tinyloop.cluster.summary import GroupTally
 from tinyloop.native.format import read_header
 from tinyloop.native.models import default_model_path
 
@@ -151,6 +153,7 @@ def test_a_defect_is_shown_and_not_taken_for_a_usage_error(
         ["score", "-i", "rows.jsonl", "-o", "out", "--window", "0"],
         ["score", "-i", "rows.jsonl", "-o", "out", "--kv", "int1"],
         ["score", "-i", "rows.jsonl", "-o", "out", "--resume", "--overwrite"],
+        ["score", "-i", "rows.jsonl", "-o", "out", "--replicas", "5000"],
         ["score", "-i", "rows.jsonl", "-o", "rows.jsonl"],
         ["no-such-command"],
     ],
@@ -180,6 +183,40 @@ def test_help_names_every_policy_and_exit_code(
     printed = capsys.readouterr().out
     for text in (*POLICIES.values(), *EXIT_CODE_MEANINGS.values()):
         assert text in printed
+    assert EXIT_CODE_NOTE in " ".join(printed.split())
+    assert "1024" in printed
+
+
+def test_a_perplexity_beyond_the_range_of_a_float_is_left_out() -> None:
+    tally = GroupTally()
+    tally.add({"task": "text", "n_tokens": 1, "n_bytes": 1_000, "n_words": 1, "logprob": -800.0})
+    group = {"file": "a", "task": "text", **tally.report("text")}
+    assert group["token_perplexity"] is None
+    summary = {"groups": [group], "rows": 1, "results": 1, "errors": 0, "rows_resumed": 0, "warnings": []}
+    summary |= {"rows_per_s": None, "elapsed_s": 1.0, "pool": {"hit_rate": None}}
+    assert next(closing_lines(summary, Path())) == "a [text]: 1 row"
+
+
+@pytest.mark.usefixtures("pool")
+def test_one_is_not_counted_as_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [
+        '{"context": "a", "choices": ["b", "b"], "gold": 0}\n',
+        '{"text": "a"}\n',
+        '{"text": ""}\n',
+        '{"context": "a", "continuation": "b"}\n',
+        "{\n",
+    ]
+    for i, line in enumerate(lines):
+        rows = tmp_path / f"{i}.jsonl"
+        rows.write_text(line)
+        run(monkeypatch, "score", "-i", str(rows), "-o", str(tmp_path / f"out-{i}"))
+        run(monkeypatch, "score", "-i", str(rows), "-o", str(tmp_path / f"stop-{i}"), "--fail-fast")
+    printed = capsys.readouterr()
+    assert not re.search(r"(?<![\d.,])1 (rows|errors|parts|documents)\b(?!/s)", printed.out + printed.err)
+    assert "1 row: 0 scored, 1 error" in printed.out
+    assert "1 row failed" in printed.err
 
 
 def test_version_is_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -68,6 +68,31 @@ def test_r13_missing_and_null_are_errors(tmp_path: Path, row: dict[str, object])
     assert classes(read(tmp_path, [row])) == ["missing_field"]
 
 
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b"null", "a JSON null"),
+        (b'"x"', "a JSON string"),
+        (b"[1]", "a JSON array"),
+        (b"1.5", "a JSON number"),
+        (b"1", "a JSON number"),
+        (b"false", "a JSON boolean"),
+        (b'{"continuation_ids": [1]}', "context_ids is missing or null: give a list of integers"),
+        (b'{"context_ids": [1]}', "continuation_ids is missing or null: give a list of integers"),
+        (
+            b'{"context": "a", "choices": null}',
+            "choices is missing or null: give a list of at least",
+        ),
+        (b'{"context": "a", "continuation": null}', "continuation is missing or null: give text"),
+        (b'{"text": null}', "text is missing or null: give text, which may be empty"),
+    ],
+)
+def test_a_message_says_what_was_found_and_what_to_give(tmp_path: Path, line: bytes, message: str) -> None:
+    (row,) = read(tmp_path, line + b"\n")
+    assert isinstance(row, RowFailure)
+    assert message in row.message
+
+
 def test_r13_empty_is_not_missing(tmp_path: Path) -> None:
     assert classes(read(tmp_path, [{"context": "", "continuation": "a"}, {"text": ""}])) == ["ok", "ok"]
 

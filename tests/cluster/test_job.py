@@ -7,6 +7,8 @@ import json
 import random
 import signal
 import tracemalloc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import numpy as np
 import pytest
 from tinyloop.cluster import inputs, planning
 from tinyloop.cluster import job as job_module
+from tinyloop.cluster import score as score_module
 from tinyloop.cluster.errors import (
     ErrorBudgetExceeded,
     ExitCode,
@@ -22,10 +25,11 @@ from tinyloop.cluster.errors import (
     UsageError,
 )
 from tinyloop.cluster.results import Parts
+from tinyloop.cluster.score import ModelChoice, run_score
 from tinyloop.cluster.settings import ErrorBudget, ScoreSettings
 
 from .fake_pool import FakePool
-from .score_driver import score
+from .score_driver import NoDisplay, make_encoder, score
 
 WORDS = ["hello", "world", "Answer", "caf\u00e9", "x", "yz", "  ", "\n"]
 
@@ -305,6 +309,131 @@ def test_resuming_a_finished_job_does_nothing_and_succeeds(tmp_path: Path) -> No
     assert (pool.num_collects, outputs(tmp_path / "out")) == (0, before)
 
 
+@pytest.mark.parametrize("name", ["results.jsonl", "errors.jsonl"])
+@pytest.mark.parametrize("damage", ["gone", "shorter", "folder"])
+def test_resuming_a_finished_job_looks_at_its_files(tmp_path: Path, name: str, damage: str) -> None:
+    lines = make_rows(40)
+    score(settings(tmp_path, lines))
+    path = tmp_path / "out" / name
+    content = path.read_bytes()
+    path.unlink()
+    if damage == "shorter":
+        path.write_bytes(content[: content.rindex(b"\n", 0, -1) + 1])
+    elif damage == "folder":
+        path.mkdir()
+    with pytest.raises(InfrastructureError, match=name):
+        score(settings(tmp_path, lines, resume=True))
+
+
+def test_resuming_a_finished_job_keeps_to_the_error_budget(tmp_path: Path) -> None:
+    lines = [b'{"text": "a"}\n', b"{\n"]
+    score(settings(tmp_path, lines))
+    for budget in (ErrorBudget(max_count=0), ErrorBudget(max_fraction=0.4)):
+        with pytest.raises(ErrorBudgetExceeded, match="1 row failed, 0 are allowed"):
+            score(settings(tmp_path, lines, resume=True, budget=budget))
+    assert score(settings(tmp_path, lines, resume=True, budget=ErrorBudget(max_count=1)))["exit_code"] == 3
+
+
+DAMAGED_JSON = [b"", b"{}", b"[]", b"{", b"\xff", b"[" * 100_000, b'{"state": "complete"}']
+
+
+@pytest.mark.parametrize("content", DAMAGED_JSON)
+@pytest.mark.parametrize("name", ["summary.json", "run.json"])
+def test_a_damaged_file_of_a_finished_job_is_named(tmp_path: Path, name: str, content: bytes) -> None:
+    lines = make_rows(10)
+    score(settings(tmp_path, lines))
+    (tmp_path / "out" / name).write_bytes(content)
+    with pytest.raises(InfrastructureError, match=f"{name}.*--overwrite"):
+        score(settings(tmp_path, lines, resume=True))
+    assert score(settings(tmp_path, lines, overwrite=True))["rows"] == 10
+
+
+@pytest.mark.parametrize("content", DAMAGED_JSON)
+def test_a_damaged_summary_of_a_job_under_way_loses_nothing(tmp_path: Path, content: bytes) -> None:
+    lines = make_rows(60)
+    with pytest.raises(Interrupted):
+        score(settings(tmp_path, lines), interrupt_at(2))
+    (tmp_path / "out" / "summary.json").write_bytes(content)
+    if content == DAMAGED_JSON[-1]:
+        with pytest.raises(InfrastructureError, match="lacks figures"):
+            score(settings(tmp_path, lines, resume=True))
+        return
+    assert score(settings(tmp_path, lines, resume=True))["rows_resumed"] > 0
+
+
+@pytest.mark.parametrize("content", [None, *DAMAGED_JSON])
+@pytest.mark.parametrize("max_window_rows", [10, 1_000])
+def test_settings_never_mix_when_the_fingerprint_is_lost(
+    tmp_path: Path, content: bytes | None, max_window_rows: int
+) -> None:
+    """In parts or in the journal: rows of other settings are not taken for this job's."""
+    lines = make_rows(60)
+    with pytest.raises(Interrupted):
+        score(settings(tmp_path, lines, max_window_rows=max_window_rows), interrupt_at(4))
+    path = tmp_path / "out" / "fingerprint.json"
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InfrastructureError, match=r"fingerprint\.json.*start again with --overwrite"):
+        score(settings(tmp_path, lines, resume=True, depth=2))
+    assert score(settings(tmp_path, lines, overwrite=True, depth=2))["rows"] == 60
+
+
+@pytest.mark.parametrize("name", ["results.jsonl", "notes.txt", "parts/mine.jsonl"])
+def test_resume_leaves_a_folder_alone_that_never_was_a_job(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "out" / name
+    path.parent.mkdir(parents=True)
+    path.write_text("mine")
+    with pytest.raises(UsageError, match="no job to resume"):
+        score(settings(tmp_path, make_rows(5), resume=True))
+    assert [p for p in (tmp_path / "out").rglob("*") if p.is_file()] == [path]
+    assert path.read_text() == "mine"
+
+
+def snapshot(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_refused_overwrite_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = make_rows(20)
+    score(settings(tmp_path, lines))
+    before = snapshot(tmp_path)
+    for name in ("results.jsonl", "errors.jsonl", "run.json"):
+        again = ScoreSettings(inputs=(str(tmp_path / "out" / name),), output=tmp_path / "out", overwrite=True)
+        with pytest.raises(UsageError, match="output of this job"):
+            score(again)
+    usable = ScoreSettings(inputs=(str(tmp_path / "rows.jsonl"),), output=tmp_path / "out", overwrite=True)
+
+    def unreadable(paths: list[str]) -> None:
+        raise UsageError(f"input {paths[0]!r} cannot be read")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(score_module, "scan", unreadable)
+        with pytest.raises(UsageError, match="cannot be read"):
+            score(usable)
+
+    @contextmanager
+    def no_pool() -> Iterator[Any]:
+        raise InfrastructureError("cannot start the pool")
+        yield
+
+    encoder = make_encoder()
+    with pytest.raises(InfrastructureError, match="cannot start"):
+        run_score(usable, ModelChoice({"digest": "other"}, encoder.policy, {}), no_pool, NoDisplay())
+    assert snapshot(tmp_path) == before
+
+
+def test_a_defect_leaves_a_summary_that_says_so(tmp_path: Path) -> None:
+    def broken(ids: np.ndarray, scores: list[np.float32]) -> list[np.float32]:
+        raise ZeroDivisionError("a defect")
+
+    with pytest.raises(ZeroDivisionError):
+        score(settings(tmp_path, make_rows(20)), FakePool(override=broken))
+    summary = json.loads((tmp_path / "out" / "summary.json").read_bytes())
+    assert (summary["state"], summary["exit_code"], summary["reason"]) == ("failed", 5, "a defect")
+    assert score(settings(tmp_path, make_rows(20), resume=True))["state"] == "complete"
+
+
 def test_a_second_run_needs_a_flag_and_overwrite_starts_anew(tmp_path: Path) -> None:
     lines = make_rows(20, bad=False)
     score(settings(tmp_path, lines))
@@ -352,6 +481,31 @@ def test_work_folder_may_lie_elsewhere(tmp_path: Path) -> None:
     score(settings(tmp_path, lines, work_dir=work, resume=True))
     assert outputs(tmp_path / "out") == outputs(tmp_path / "whole")
     assert list(work.iterdir()) == []
+    assert not (tmp_path / "out" / "work.json").exists()
+
+
+@pytest.mark.parametrize(("began", "resumed"), [("work", None), ("work", "other"), (None, "other")])
+def test_resume_with_another_work_folder_is_refused(
+    tmp_path: Path, began: str | None, resumed: str | None
+) -> None:
+    def job(work: str | None, **changes: Any) -> ScoreSettings:
+        return settings(tmp_path, lines, work_dir=None if work is None else tmp_path / work, **changes)
+
+    lines = make_rows(60)
+    with pytest.raises(Interrupted):
+        score(job(began), interrupt_at(3))
+    with pytest.raises(UsageError, match="--work-dir"):
+        score(job(resumed, resume=True))
+    assert score(job(began, resume=True))["rows_resumed"] > 0
+
+
+def test_a_work_folder_that_was_moved_is_found(tmp_path: Path) -> None:
+    lines = make_rows(60)
+    with pytest.raises(Interrupted):
+        score(settings(tmp_path, lines, work_dir=tmp_path / "work"), interrupt_at(3))
+    (tmp_path / "work").rename(tmp_path / "moved")
+    again = settings(tmp_path, lines, work_dir=tmp_path / "moved", resume=True)
+    assert score(again)["rows_resumed"] > 0
 
 
 def test_memory_does_not_grow_with_the_number_of_rows(

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import struct
+import zlib
 from pathlib import Path
 
+import msgpack
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -74,6 +77,39 @@ def test_files_are_removed_when_their_rows_are_committed(tmp_path: Path) -> None
     journal.append([(2, b"c")])
     journal.forget(4)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["foo.journal", "1.journal", "notes.txt", "000007.journal/"])
+def test_what_no_job_wrote_is_named(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.mkdir() if name.endswith("/") else path.touch()
+    with pytest.raises(InfrastructureError, match=f"{path.name}.*move it away"):
+        Journal(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [b"", b"\x00", b"\xc1", b"\x93", *map(msgpack.packb, ([], {}, 5, [1], [[1]], [["a", b""]], [[1, "a"]]))],
+)
+def test_a_record_that_no_job_wrote_ends_the_file(tmp_path: Path, payload: bytes) -> None:
+    path = write(tmp_path, RECORDS)
+    with path.open("ab") as file:
+        file.write(struct.pack("<II", len(payload), zlib.crc32(payload)) + payload)
+    assert list(read_records(path)) == RECORDS
+
+
+def test_a_file_that_cannot_be_read_is_an_error_of_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal(tmp_path)
+    journal.append([(0, b"a")])
+
+    def denied(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", denied)
+    with pytest.raises(InfrastructureError, match=r"cannot read.*Permission denied"):
+        journal.recover(0)
 
 
 def test_a_folder_that_cannot_be_written_says_so(tmp_path: Path) -> None:

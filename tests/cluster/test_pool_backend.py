@@ -7,10 +7,15 @@ from typing import Any
 
 import pytest
 from tinyloop.cluster.errors import ExitCode, InfrastructureError, UsageError
-from tinyloop.cluster.pool_backend import JobPool, choose_model
+from tinyloop.cluster.pool import ReplicaPool
+from tinyloop.cluster.pool_backend import JobPool, choose_model, open_pool
 from tinyloop.cluster.settings import PoolRequest, ScoreSettings
+from tinyloop.cluster.supervisor import PoolError, Supervisor
 from tinyloop.native.format import read_header
 from tinyloop.native.models import default_model_path
+from tinyloop.workers.engine_thread import EngineThread
+from tinyloop.workers.model import ReplicaSettings
+from tinyloop.workers.status import encode_status
 
 
 def settings(**changes: Any) -> ScoreSettings:
@@ -57,6 +62,61 @@ def test_every_setting_that_changes_a_number_is_in_the_identity() -> None:
     ):
         assert changed.choice.identity != plain
     assert choose_model(settings(), PoolRequest(replicas=3, threads=1)).choice.identity == plain
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"), [({"replicas": 5_000}, "replicas is 5000"), ({"threads": 0}, "threads is 0")]
+)
+def test_a_pool_that_cannot_be_made_is_refused_in_one_line(changes: dict[str, Any], message: str) -> None:
+    request = PoolRequest(**changes)
+    with (
+        pytest.raises(UsageError, match=message) as caught,
+        open_pool(choose_model(settings(), request), request),
+    ):
+        pass
+    assert "\n" not in str(caught.value)
+    assert "pydantic" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [None, b"GGUF" + bytes(60), b"\x02\0\0\0\0\0\0\0{}" + bytes(60)])
+def test_a_foreign_model_is_sent_to_convert(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "model"
+    path.mkdir() if content is None else path.write_bytes(content)
+    with pytest.raises(UsageError, match="tinyloop convert"):
+        choose_model(settings(), PoolRequest(model=path))
+
+
+def start_failure(path: Path, **load_options: Any) -> str:
+    """What the supervisor says of a replica that loads this file, without Ray."""
+    replica = ReplicaSettings(str(path), "tinyloop.native:load_model", 1, 0, load_options)
+    thread = EngineThread(replica)
+    thread.loaded.result(60)
+    supervisor = Supervisor(replica, {}, 1, 1)
+    trouble = supervisor._welcome(supervisor.slots[0], encode_status(thread.status()))
+    assert thread.close(10)
+    return trouble
+
+
+def test_weights_that_are_damaged_are_refused_and_not_called_resumable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "model.tloop"
+    content = bytearray(default_model_path().read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    trouble = start_failure(path, max_seq_len=16)
+
+    def start(config: Any) -> None:
+        raise PoolError(trouble)
+
+    monkeypatch.setattr(ReplicaPool, "start", start)
+    request = PoolRequest(model=path)
+    chosen = choose_model(settings(), request)
+    with pytest.raises(UsageError, match=r"model\.tloop.*crc32"), open_pool(chosen, request):
+        pass
+    trouble = "replica 0 was not ready in 120 s"
+    with pytest.raises(InfrastructureError, match="not ready"), open_pool(chosen, request):
+        pass
 
 
 class Broken:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tinyloop.native.convert import ConvertError, convert
+from tinyloop.native.huggingface_source import open_huggingface
 from tinyloop.native.reference import Reference
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -157,6 +158,10 @@ def test_config_that_is_not_understood_is_refused_by_name(
         ("model.layers.1.self_attn.o_proj.weight", torch.full((32, 32), 1e5)),
         ("model.layers.1.mlp.down_proj.weight", torch.full((32, 64), torch.inf)),
         ("model.layers.1.mlp.gate_proj.weight", torch.ones(63, 32)),
+        ("model.layers.0.mlp.up_proj.weight", torch.ones(64, 31)),
+        ("model.layers.0.mlp.gate_proj.weight", torch.ones(64)),
+        ("model.layers.0.self_attn.k_proj.weight", torch.ones(0, 32)),
+        ("model.layers.0.input_layernorm.weight", torch.ones(1, 32)),
         ("model.embed_tokens.weight", torch.ones(61, 32, dtype=torch.int8)),
     ],
 )
@@ -165,11 +170,93 @@ def test_tensor_that_is_not_understood_is_refused_by_name(
 ) -> None:
     tensors = load_file(llama_folder / "model.safetensors") | {name: tensor}
     save_file({k: v for k, v in tensors.items() if v is not None}, llama_folder / "model.safetensors")
-    ours = {"o_proj": "layers.1.o", "down_proj": "layers.1.down", "gate_proj": "layers.1.gate_up"}
+    ours = {"o_proj": "layers.1.o", "down_proj": "layers.1.down"}
     expected = ours.get(name.split(".")[-2], name) if "layers.1" in name else name
     with pytest.raises(ConvertError, match=expected):
         convert(llama_folder, llama_folder / "m.tloop", 16)
     assert not [path for path in llama_folder.iterdir() if "tloop" in path.name]
+
+
+WRONG_JSON = [b"", b"{}", b"[]", b"{", b"null", b"\xff", b"[" * 100_000, b'{"x": "\\ud800"}']
+
+
+@pytest.mark.parametrize("content", WRONG_JSON, ids=range(len(WRONG_JSON)))
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors.index.json"])
+def test_a_json_file_that_cannot_be_meant_is_named(llama_folder: Path, name: str, content: bytes) -> None:
+    (llama_folder / name).write_bytes(content)
+    with pytest.raises(ConvertError, match=name.removesuffix(".json")):
+        convert(llama_folder, llama_folder / "m.tloop")
+
+
+@pytest.mark.parametrize("content", WRONG_JSON, ids=range(len(WRONG_JSON)))
+@pytest.mark.parametrize(
+    "name", ["generation_config.json", "tokenizer_config.json", "chat_template.jinja", "model.safetensors"]
+)
+def test_no_file_of_a_folder_raises_what_its_parser_does(
+    llama_folder: Path, name: str, content: bytes
+) -> None:
+    (llama_folder / name).write_bytes(content)
+    try:
+        convert(llama_folder, llama_folder / "m.tloop")
+    except ConvertError as error:
+        assert name in str(error)  # noqa: PT017
+
+
+@pytest.mark.parametrize(
+    "weight_map", [[], "x", {}, {"a": 1}, {"a": None}, {"a": ["x"]}, {"a": ""}, {"a": ".."}, {"a": "gone"}]
+)
+def test_an_index_that_cannot_be_meant_is_refused(llama_folder: Path, weight_map: object) -> None:
+    (llama_folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(ConvertError, match=r"index\.json|weights in"):
+        convert(llama_folder, llama_folder / "m.tloop")
+
+
+ODD_VALUES = [
+    "x",
+    "1",
+    [],
+    [[1]],
+    {},
+    {"x": 1},
+    -1,
+    0,
+    10**400,
+    1e-400,
+    float("nan"),
+    float("inf"),
+    True,
+    None,
+]
+
+
+def test_no_config_value_raises_anything_but_a_named_refusal(llama_folder: Path) -> None:
+    path = llama_folder / "config.json"
+    original = json.loads(path.read_text())
+    fields = [*original, "rope_scaling", "rope_theta", "layer_types", "head_dim", "tie_word_embeddings"]
+    refused = 0
+    for field in dict.fromkeys(fields):
+        for value in ODD_VALUES:
+            config = original | {field: value}
+            if field == "rope_scaling":
+                config.pop("rope_parameters")
+            path.write_text(json.dumps(config))
+            try:
+                open_huggingface(llama_folder)
+            except ConvertError as error:
+                refused += 1
+                # A sentence of ours, not the fallback that quotes an exception.
+                assert error.__cause__ is None, (field, value, error)  # noqa: PT017
+    assert refused > 150
+
+
+@pytest.mark.parametrize("key", [key for key in LLAMA3 if key != "rope_type"])
+@pytest.mark.parametrize("value", ["x", 0, -1.0, float("nan"), float("inf"), None, [1]])
+def test_no_rope_value_raises_anything_but_a_named_refusal(
+    llama_folder: Path, key: str, value: object
+) -> None:
+    _edit(llama_folder / "config.json", lambda config: config.update(rope_parameters={**LLAMA3, key: value}))
+    with pytest.raises(ConvertError, match="rope_scaling"):
+        convert(llama_folder, llama_folder / "m.tloop")
 
 
 def test_looped_folder_keeps_every_weight_and_the_loop_count(tmp_path: Path) -> None:
@@ -240,6 +327,14 @@ def test_existing_file_is_kept_unless_asked(llama_folder: Path) -> None:
     assert destination.read_bytes() == b"mine"
     convert(llama_folder, destination, overwrite=True)
     assert destination.read_bytes() != b"mine"
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "."])
+def test_a_file_of_the_source_is_never_replaced(llama_folder: Path, name: str) -> None:
+    before = {path: path.read_bytes() for path in llama_folder.iterdir()}
+    with pytest.raises(ConvertError, match="belongs to the source"):
+        convert(llama_folder, llama_folder / name, overwrite=True)
+    assert {path: path.read_bytes() for path in llama_folder.iterdir()} == before
 
 
 def test_quantized_recipe_names_bits_and_group(llama_folder: Path) -> None:

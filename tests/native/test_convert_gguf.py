@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 from tinyloop.native.convert import ConvertError, convert
 from tinyloop.native.format import read_header, read_tensor
+from tinyloop.native.gguf_source import open_gguf
 from tinyloop.native.reference import Reference
 from tinyloop.native.tokenizer import load_tokenizer
 from tokenizers import pre_tokenizers
@@ -168,6 +170,12 @@ def test_rope_divisors_are_applied(tmp_path: Path) -> None:
         ({"llama.attention.sliding_window": 64}, {}, "sliding_window"),
         ({"llama.rope.scaling.type": "yarn"}, {}, "yarn"),
         ({"llama.rope.dimension_count": 8}, {}, "dimension_count"),
+        ({"llama.rope.freq_base_x": 1}, {}, "freq_base_x"),
+        ({"llama.rope.scaling.type": "linear"}, {}, "factor"),
+        ({"tokenizer.ggml.eot_token_id": "x"}, {}, "eot_token_id"),
+        ({"tokenizer.ggml.eot_token_id": 10**6}, {}, "eos_ids"),
+        ({}, {"rope_freqs.weight": np.zeros(HEAD_DIM // 2, np.float32)}, "rope_freqs"),
+        ({}, {"rope_freqs.weight": np.ones(3, np.float32)}, "rope_freqs"),
         ({}, {"blk.0.attn_q.bias": np.ones(64, np.float32)}, "attn_q.bias"),
     ],
 )
@@ -175,6 +183,55 @@ def test_what_is_not_understood_is_refused_by_name(
     tmp_path: Path, fields: dict[str, Any], tensors: dict[str, Any], name: str
 ) -> None:
     path = _write(tmp_path / "tiny.gguf", Kind.F32, fields=fields, tensors=tensors)
+    with pytest.raises(ConvertError, match=name):
+        convert(path, tmp_path / "m.tloop")
+
+
+@pytest.mark.parametrize("key", ["tokens", "merges", "token_type", "model", "pre", "eos_token_id"])
+@pytest.mark.parametrize("value", [None, 5, "x", ["x"], [[1]], [5]])
+def test_a_tokenizer_field_of_any_type_is_refused_or_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, value: object
+) -> None:
+    """Whatever the reader of the file hands over."""
+    path, name = _write(tmp_path / "tiny.gguf", Kind.F32), f"tokenizer.ggml.{key}"
+    contents = gguf.ReaderField.contents
+
+    def changed(field: gguf.ReaderField) -> object:
+        return value if field.name == name else contents(field)
+
+    monkeypatch.setattr(gguf.ReaderField, "contents", changed)
+    if key == "eos_token_id" and value == 5:
+        assert convert(path, tmp_path / "m.tloop").descriptor["eos_ids"] == (5,)
+        return
+    with pytest.raises(ConvertError, match=r"tokenizer\.ggml"):
+        convert(path, tmp_path / "m.tloop")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_damaged_header_raises_nothing_but_a_refusal(tmp_path: Path, seed: int) -> None:
+    path = _write(tmp_path / "tiny.gguf", Kind.F32)
+    content, rng = path.read_bytes(), np.random.default_rng(seed)
+    header_bytes = content.index(b"token_embd.weight") + 200
+    # A new file each time: the one before may still be mapped.
+    for i in range(15):
+        damaged = bytearray(content)
+        damaged[rng.integers(header_bytes)] ^= 1 << int(rng.integers(8))
+        other = tmp_path / f"{i}.gguf"
+        other.write_bytes(damaged if rng.integers(4) else damaged[: rng.integers(header_bytes)])
+        with suppress(ConvertError):
+            open_gguf(other, 4, 64)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"), [("blk.1.ffn_up.weight", (FFN, 32)), ("blk.0.attn_k.weight", (7, HIDDEN))]
+)
+def test_a_matrix_of_another_shape_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, shape: tuple[int, ...]
+) -> None:
+    changed = _shapes() | {name: shape}
+    with monkeypatch.context() as patch:
+        patch.setitem(globals(), "_shapes", lambda: changed)
+        path = _write(tmp_path / "tiny.gguf", Kind.F32)
     with pytest.raises(ConvertError, match=name):
         convert(path, tmp_path / "m.tloop")
 

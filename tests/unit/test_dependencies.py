@@ -1,0 +1,46 @@
+"""A plain install brings every package that the sources import."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+ROOMS = ("native", "workers", "cluster")
+# The oracle of the engine's tests: nothing that a user runs imports it.
+TOOLS_OF_DEVELOPMENT = {"native/reference.py"}
+
+
+def names(requirements: list[str]) -> set[str]:
+    """Import names of requirements; for all of ours they are the distributions' own."""
+    found = (re.match(r"[\w.-]+", requirement) for requirement in requirements)
+    return {match[0].lower().replace("-", "_") for match in found if match}
+
+
+def third_party_imports(path: Path) -> set[str]:
+    """Top names of absolute imports, wherever in the file they stand."""
+    tops: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            tops |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+            tops.add(node.module.split(".")[0])
+    return tops - set(sys.stdlib_module_names) - {"tinyloop"}
+
+
+def test_every_import_of_the_package_is_a_plain_dependency() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    plain, extras = names(project["dependencies"]), project["optional-dependencies"]
+    imported: set[str] = set()
+    for path in (path for room in ROOMS for path in (ROOT / room).rglob("*.py")):
+        name = str(path.relative_to(ROOT))
+        missing = third_party_imports(path) - plain
+        if name in TOOLS_OF_DEVELOPMENT:
+            missing -= names(extras["test"])
+        assert not missing, f"{name} imports {sorted(missing)}, which a plain install does not bring"
+        imported |= third_party_imports(path)
+    # The walk sees imports inside functions too: these stand nowhere else.
+    assert {"gguf", "safetensors"} <= imported
