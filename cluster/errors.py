@@ -25,8 +25,15 @@ EXIT_CODE_MEANINGS: dict[ExitCode, str] = {
     ExitCode.USAGE: "usage or invalid input, before the start",
     ExitCode.ROW_ERRORS: "finished, with row errors within the budget",
     ExitCode.BUDGET_EXCEEDED: "error budget exceeded (--max-errors, --fail-fast); resumable",
-    ExitCode.INFRASTRUCTURE: "infrastructure failure (replicas, disk); resumable",
+    ExitCode.INFRASTRUCTURE: "infrastructure failure (replicas, Ray, memory, disk); resumable",
     ExitCode.INTERRUPTED: "interrupted by SIGINT or SIGTERM; resumable",
+}
+
+# What summary.json and progress.json call a job that ended with one of these.
+STATES = {
+    ExitCode.INTERRUPTED: "interrupted",
+    ExitCode.BUDGET_EXCEEDED: "budget_exceeded",
+    ExitCode.INFRASTRUCTURE: "failed",
 }
 
 # Classes of errors.jsonl and whose fault they are. A row's own fault is the same on every run and is never

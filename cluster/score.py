@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .encoding import POLICIES, EncodingPolicy
-from .errors import ExitCode, InfrastructureError, JobError
+from .errors import STATES, ExitCode, InfrastructureError, JobError
 from .fingerprint import Fingerprint, fingerprint, refuse_differences
 from .folder import JobFolder
 from .inputs import InputFile, expand, scan
@@ -23,12 +23,6 @@ from .planning import total_rows
 from .progress import Display, PoolFigures, Progress
 from .settings import ScoreSettings
 from .summary import Tally
-
-STATES = {
-    ExitCode.INTERRUPTED: "interrupted",
-    ExitCode.BUDGET_EXCEEDED: "budget_exceeded",
-    ExitCode.INFRASTRUCTURE: "failed",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +82,7 @@ def _run(
     display: Display,
     interrupts: Interrupts,
 ) -> dict[str, Any]:
-    with open_backend() as backend:
-        # Starting Ray takes SIGTERM over.
-        interrupts.install()
+    with interrupts.entered(open_backend()) as backend:
         current = _fingerprint(settings, model.policy, files, backend.identity)
         if old is not None:
             refuse_differences(old, current)
