@@ -6,6 +6,8 @@ import logging
 import os
 import re
 import socket
+import threading
+from concurrent.futures import Future
 from typing import Any
 
 import ray
@@ -14,6 +16,7 @@ from ray._private import worker as ray_worker
 from .supervisor import PoolError
 
 CONNECT_S = 5.0
+JOIN_S = 30.0
 START_ATTEMPTS = 2
 
 _QUIET = {
@@ -56,8 +59,23 @@ def _join(address: str, source: str) -> None:
             socket.create_connection((match["host"].strip("[]"), int(match["port"])), CONNECT_S).close()
         except (OSError, OverflowError) as error:
             raise PoolError(f"{where}: {error}: {todo}") from error
+    joined: Future[None] = Future()
+
+    def join() -> None:
+        try:
+            ray.init(address=address, **_LOGGING)
+        except BaseException as error:
+            joined.set_exception(error)
+        else:
+            joined.set_result(None)
+
+    # In a thread, since Ray waits without end for a cluster that an old file of its own names, or that is
+    # no Ray. Joining starts no process, so none dies with the thread.
+    threading.Thread(target=join, name="join-ray", daemon=True).start()
     try:
-        ray.init(address=address, **_LOGGING)
+        joined.result(timeout=JOIN_S)
+    except TimeoutError as error:
+        raise PoolError(f"{where}: no answer in {JOIN_S:.0f} s: {todo}") from error
     except Exception as error:
         # Ray raises many types here, Exception itself among them.
         raise PoolError(f"{where}: {type(error).__name__}: {error}: {todo}") from error

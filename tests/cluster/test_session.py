@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -64,6 +65,16 @@ def test_a_cluster_that_ray_cannot_join_is_a_pool_error(monkeypatch: pytest.Monk
     monkeypatch.setattr(subject, "ray", FakeRay(1))
     with pytest.raises(PoolError, match=r"'auto' \(ray_address\): Exception: The current node"):
         subject.connect("auto")
+
+
+def test_a_cluster_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    released, fake = threading.Event(), FakeRay(0)
+    monkeypatch.setattr(fake, "init", lambda **options: released.wait(60))
+    monkeypatch.setattr(subject, "ray", fake)
+    monkeypatch.setattr(subject, "JOIN_S", 0.1)
+    with pytest.raises(PoolError, match=r"'auto' \(ray_address\): no answer in 0 s"):
+        subject.connect("auto")
+    released.set()
 
 
 def test_a_slow_start_is_tried_again_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
