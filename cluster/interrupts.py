@@ -58,7 +58,7 @@ class Interrupts:
         """Enter a context that takes long to enter, and leave it at the end. Call from the main thread.
 
         It is entered in a thread, so that a signal need not wait for it: Ray's start takes seconds in calls
-        that no signal ends. It also cannot take the signals over there.
+        that no signal ends. Ray's own handlers are replaced again as it goes.
         Raises: Interrupted if a signal comes before it is entered; the process must then end.
         """
         value: Future[T] = Future()
@@ -76,6 +76,8 @@ class Interrupts:
         while not value.done():
             self.check()
             wait([value], timeout=POLL_S)
+            # Ray's library takes SIGTERM over for the whole process, also from a thread.
+            self.install()
         try:
             entered = value.result()
             with ExitStack() as stack:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -60,6 +61,21 @@ def test_a_context_is_left_once_and_told_of_a_failure(interrupts: Interrupts) ->
     with pytest.raises(KeyError), interrupts.entered(told()):
         raise KeyError
     assert seen == ["left", "failed", "left"]
+
+
+def test_what_a_start_does_to_the_signals_below_python_is_undone(interrupts: Interrupts) -> None:
+    @contextmanager
+    def takes_signals_over() -> Iterator[None]:
+        libc = ctypes.CDLL(None)
+        libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
+        for number in SIGNALS:
+            libc.signal(number, int(signal.SIG_IGN))
+        yield
+
+    with interrupts.entered(takes_signals_over()):
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(Interrupted):
+            interrupts.check()
 
 
 def test_a_start_that_fails_says_why(interrupts: Interrupts) -> None:
