@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -18,6 +19,9 @@ from .encoding import POLICIES
 from .errors import EXIT_CODE_MEANINGS, EXIT_CODE_NOTE, ExitCode, JobError, UsageError
 from .rolling import RollingPolicy
 from .settings import ErrorBudget, PoolRequest, ScoreSettings, parse_window
+
+if TYPE_CHECKING:
+    from .job import Backend
 
 app = typer.Typer(
     add_completion=False,
@@ -115,6 +119,7 @@ def _score_on_pool(settings: ScoreSettings, request: PoolRequest) -> int:
     # Set before tokenizers starts its threads: it otherwise warns when Ray starts processes.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     from .closing import closing_lines
+    from .guardian import announce
     from .pool_backend import choose_model, open_pool
     from .progress import display_for
     from .score import run_score
@@ -122,7 +127,13 @@ def _score_on_pool(settings: ScoreSettings, request: PoolRequest) -> int:
     chosen = choose_model(settings, request)
     for warning in chosen.warnings:
         typer.echo(f"warning: {warning}", err=True)
-    summary = run_score(settings, chosen.choice, lambda: open_pool(chosen, request), display_for())
+
+    def opened() -> AbstractContextManager[Backend]:
+        # By now the folders are this job's and locked.
+        announce(settings.output, settings.work_dir or settings.output)
+        return open_pool(chosen, request)
+
+    summary = run_score(settings, chosen.choice, opened, display_for())
     for line in closing_lines(summary, settings.output):
         typer.echo(line)
     return int(summary["exit_code"])

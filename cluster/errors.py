@@ -25,7 +25,7 @@ EXIT_CODE_MEANINGS: dict[ExitCode, str] = {
     ExitCode.USAGE: "usage or invalid input, before the start",
     ExitCode.ROW_ERRORS: "finished, with row errors within the budget",
     ExitCode.BUDGET_EXCEEDED: "error budget exceeded (--max-errors, --fail-fast); resumable",
-    ExitCode.INFRASTRUCTURE: "infrastructure failure (replicas, disk); resumable",
+    ExitCode.INFRASTRUCTURE: "infrastructure failure (replicas, Ray, memory, disk); resumable",
     ExitCode.INTERRUPTED: "interrupted by SIGINT or SIGTERM; resumable",
 }
 
@@ -34,6 +34,13 @@ EXIT_CODE_NOTE = (
     "Codes 0 and 3 are finished jobs. What takes every code but 0 for a failure, as ray job submit does, "
     "reports a job with row errors as failed: state in summary.json says which it was."
 )
+
+# What summary.json and progress.json call a job that ended with one of these.
+STATES = {
+    ExitCode.INTERRUPTED: "interrupted",
+    ExitCode.BUDGET_EXCEEDED: "budget_exceeded",
+    ExitCode.INFRASTRUCTURE: "failed",
+}
 
 # Classes of errors.jsonl and whose fault they are. A row's own fault is the same on every run and is never
 # retried; ours has already been retried by the pool when it gets here.

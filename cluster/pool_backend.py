@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
 import sys
 from collections.abc import Iterator
@@ -134,11 +135,14 @@ def open_pool(chosen: ChosenModel, request: PoolRequest) -> Iterator[Backend]:
     Raises: InfrastructureError if it cannot start, UsageError if the pool's settings are not valid or the
     engine refuses the model.
     """
+    config = _pool_config(chosen, request)
+    address = os.environ.get("RAY_ADDRESS")
+    # Said at once: what follows takes seconds.
+    print(f"connecting to Ray at {address}" if address else "starting the pool", file=sys.stderr, flush=True)
     # Imported here: Ray takes seconds to load, and settings are checked before.
     from .pool import ReplicaPool
     from .supervisor import PoolError
 
-    config = _pool_config(chosen, request)
     try:
         pool = ReplicaPool.start(config)
     except PoolError as error:

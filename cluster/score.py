@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .encoding import POLICIES, EncodingPolicy
-from .errors import ErrorBudgetExceeded, ExitCode
+from .errors import STATES, ErrorBudgetExceeded, ExitCode
 from .fingerprint import Fingerprint, fingerprint, refuse_differences
 from .finished import finished_summary
 from .folder import JobFolder, refuse_inputs
@@ -24,12 +24,6 @@ from .planning import total_rows
 from .progress import Display, PoolFigures, Progress, counted
 from .settings import ScoreSettings
 from .summary import Tally
-
-STATES = {
-    ExitCode.INTERRUPTED: "interrupted",
-    ExitCode.BUDGET_EXCEEDED: "budget_exceeded",
-    ExitCode.INFRASTRUCTURE: "failed",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +85,7 @@ def _run(
     display: Display,
     interrupts: Interrupts,
 ) -> dict[str, Any]:
-    with open_backend() as backend:
-        # Starting Ray takes SIGTERM over.
-        interrupts.install()
+    with interrupts.entered(open_backend()) as backend:
         current = _fingerprint(settings, model.policy, files, backend.identity)
         if old is not None:
             refuse_differences(old, current)

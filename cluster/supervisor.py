@@ -6,6 +6,7 @@ for ever.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -18,6 +19,8 @@ from ..workers.model import ReplicaSettings
 from ..workers.replica import REPLICA_OPTIONS, Replica
 from ..workers.status import ModelFacts, State, Status, decode_status
 from ..workers.wire import WireError
+
+LOG = logging.getLogger(__name__)
 
 LONGEST_PAUSE_S = 60.0
 POLL_S = 0.2
@@ -209,7 +212,14 @@ class Supervisor:
         progressed, reason = self._detach(slot) if slot.state == "up" else (False, "")
         slot.barren = 0 if progressed else slot.barren + 1
         slot.trouble = reason or trouble
-        if slot.barren >= self._crash_limit:
+        given_up = slot.barren >= self._crash_limit
+        LOG.warning(
+            "replica %d was lost (%s): %s",
+            slot.index,
+            slot.trouble,
+            "not replaced" if given_up else "another is started, its items are scored again",
+        )
+        if given_up:
             slot.state = "given up"
             return
         pause_s = min(2.0 ** (slot.barren - 2), LONGEST_PAUSE_S) if slot.barren > 1 else 0.0

@@ -32,15 +32,16 @@ def question(i: int) -> dict[str, object]:
     return {"id": str(i), "context": context, "choices": [" ship", " desk", f" {i}"], "gold": i % 3}
 
 
-RUN = "from tinyloop.cluster.cli import main; main()"
-# The same, but the process kills itself as soon as the first scored rows are in the journal.
+RUN = "from tinyloop.cluster.guardian import main; main()"
+# The same, but the job kills its parent, and so itself, as soon as the first scored rows are in the journal.
 RUN_AND_DIE = f"""
 import os, signal
 from tinyloop.cluster.journal import Journal
 append = Journal.append
 def append_and_die(self, lines):
     append(self, lines)
-    os.kill(os.getpid(), signal.SIGKILL)
+    os.kill(os.getppid(), signal.SIGKILL)
+    signal.pause()
 Journal.append = append_and_die
 {RUN}
 """

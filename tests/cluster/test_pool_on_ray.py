@@ -61,12 +61,17 @@ SEED = 11
 
 
 @pytest.mark.chaos
-def test_a_lone_replica_that_is_killed_is_replaced_and_nothing_is_lost(make_pool: MakePool) -> None:
+def test_a_lone_replica_that_is_killed_is_replaced_and_nothing_is_lost(
+    make_pool: MakePool, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
     pool = make_pool(1, SLOW, chunk_rows=400)
     items, found = _start_slow_window(pool)
     os.kill(_pid_of(pool, 0), signal.SIGKILL)
     _finish(pool, items, found)
     assert pool.status().deaths == 1
+    # One line of the pool's own, and none of Ray's.
+    assert [record.getMessage().partition(" (")[0] for record in caplog.records] == ["replica 0 was lost"]
+    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.chaos
