@@ -47,7 +47,7 @@ guardian.main()
 def folder(tmp_path: Path) -> Path:
     """A folder in which a job has begun and not ended."""
     begun = JobFolder.open(tmp_path / "out", None, resume=False, overwrite=False)
-    begun.write_fingerprint({"model": "fake"})
+    begun.write_fingerprint({"format_version": 1, "model": "fake"})
     begun.write_output("progress.json", {"state": "running", "rows_done": 7, "errors": 2})
     begun.close()
     return tmp_path / "out"
