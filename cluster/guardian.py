@@ -17,7 +17,6 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from .errors import STATES, ExitCode, JobError
-from .folder import JobFolder
 from .interrupts import SIGNALS
 
 SET_PARENT_DEATH_SIGNAL = 1
@@ -112,6 +111,9 @@ class Guardian:
 
 def complete_summary(output: Path, work: Path, code: ExitCode, reason: str) -> None:
     """Write the summary that a job's process did not live to write. A folder without a job is left alone."""
+    # Loaded at the end of a job that died, and not at every start: the folder's rules bring NumPy along.
+    from .folder import JobFolder
+
     folder = JobFolder.open(output, work, resume=True, overwrite=False)
     try:
         if folder.read_fingerprint() is None or folder.read_summary() is not None:
