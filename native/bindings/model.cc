@@ -2,6 +2,7 @@
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <optional>
@@ -41,15 +42,22 @@ Array<T> require(const py::object& object, const char* name) {
 }
 
 // Calls that run without the GIL. An interpreter that finalizes ends a thread where it takes the
-// GIL back, and C++ frames do not survive that; so the module's exit hook lets no new call begin
-// and waits for those that run. Both fields are touched with the GIL held.
+// GIL back, and C++ frames do not survive that; so the module's exit hook waits for the calls that
+// run, and a thread that comes later is parked: an error would make it print while the interpreter
+// goes away, which aborts the process. The thread that finalizes may still call. Touched with the
+// GIL held.
 struct Calls {
-  bool closing = false;
   int running = 0;
+  std::optional<std::thread::id> closer;
 };
 Calls& calls() {
   static Calls state;
   return state;
+}
+
+[[noreturn]] void park() {
+  PyEval_SaveThread();
+  for (;;) ::pause();
 }
 
 // Holds a place among the running calls, then gives the GIL up; in the reverse order at the end.
@@ -57,9 +65,8 @@ class WithoutGil {
  private:
   struct Place {
     Place() {
-      if (calls().closing) {
-        throw ClosedHandleError("cannot start a call: the interpreter is exiting");
-      }
+      const auto& closer = calls().closer;
+      if (closer && *closer != std::this_thread::get_id()) park();
       ++calls().running;
     }
     ~Place() { --calls().running; }
@@ -69,7 +76,7 @@ class WithoutGil {
 };
 
 void wait_for_calls() {
-  calls().closing = true;
+  calls().closer = std::this_thread::get_id();
   while (calls().running > 0) {
     py::gil_scoped_release nogil;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));

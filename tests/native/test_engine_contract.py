@@ -530,7 +530,7 @@ def test_an_interpreter_may_exit_while_daemon_threads_score(path: Path) -> None:
         "threading.Thread(target=loop, daemon=True).start()\n"
         "began.wait(30)\n"
     )
-    for _ in range(3):
+    for _ in range(8):
         ended = subprocess.run(
             [sys.executable, "-c", script, str(path)], capture_output=True, timeout=60, check=False
         )
