@@ -93,7 +93,7 @@ def _start_session() -> None:
             if attempt == START_ATTEMPTS:
                 raise PoolError(
                     f"cannot start Ray with {cpus} CPUs: {type(error).__name__}: {error}: tried {attempt} "
-                    "times; free memory and CPU, or look into Ray's logs under /tmp/ray/session_latest/logs"
+                    "times; free memory and CPU, or look into Ray's own logs"
                 ) from error
 
 
