@@ -1,6 +1,6 @@
 """The engine: one looped language model per process. Knows nothing of Ray or of files of requests."""
 
-from .engine import (
+from ._core import (
     ClosedHandleError,
     ConcurrentUseError,
     InvalidInputError,
@@ -12,8 +12,8 @@ from .engine import (
     RowBudgetError,
     ScoreResult,
     TinyLoopError,
-    load_model,
 )
+from .engine import load_model
 
 __all__ = [
     "ClosedHandleError",

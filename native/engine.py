@@ -6,39 +6,10 @@ import hashlib
 import os
 from typing import Literal
 
-from ._core import (
-    ClosedHandleError,
-    ConcurrentUseError,
-    InvalidInputError,
-    LoadError,
-    MismatchError,
-    Model,
-    OutOfMemoryError,
-    PrefixCache,
-    RowBudgetError,
-    ScoreResult,
-    TinyLoopError,
-)
+from ._core import LoadError, Model
 from ._core import load_model as _load_model
 
-__all__ = [
-    "ClosedHandleError",
-    "ConcurrentUseError",
-    "InvalidInputError",
-    "LoadError",
-    "MismatchError",
-    "Model",
-    "OutOfMemoryError",
-    "PrefixCache",
-    "RowBudgetError",
-    "ScoreResult",
-    "TinyLoopError",
-    "load_model",
-]
-
 PREAMBLE_BYTES = 64
-
-
 # What the C++ side holds in 32 bits; anything larger is as wrong as anything negative.
 LARGEST_INT = 2**31 - 1
 
