@@ -78,6 +78,8 @@ class Interrupts:
             wait([value], timeout=POLL_S)
             # Ray's library takes SIGTERM over for the whole process, also from a thread.
             self.install()
+        # Once more: the last of it may have come after the last look, or before the first.
+        self.install()
         try:
             entered = value.result()
             with ExitStack() as stack:

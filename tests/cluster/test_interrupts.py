@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 
 import pytest
@@ -63,7 +64,28 @@ def test_a_context_is_left_once_and_told_of_a_failure(interrupts: Interrupts) ->
     assert seen == ["left", "failed", "left"]
 
 
-def test_what_a_start_does_to_the_signals_below_python_is_undone(interrupts: Interrupts) -> None:
+@pytest.mark.parametrize("before_the_first_look", [False, True])
+def test_what_a_start_does_to_the_signals_below_python_is_undone(
+    interrupts: Interrupts, monkeypatch: pytest.MonkeyPatch, before_the_first_look: bool
+) -> None:
+    class EndsFirst(threading.Thread):
+        """A start so quick that it has entered the context when `start` returns."""
+
+        def start(self) -> None:
+            super().start()
+            assert entered.wait(60)
+
+    entered = threading.Event()
+    if before_the_first_look:
+        monkeypatch.setattr(threading, "Thread", EndsFirst)
+
+    class EndsAfterItsValue(Future[None]):
+        def set_result(self, result: None) -> None:
+            super().set_result(result)
+            entered.set()
+
+    monkeypatch.setattr("tinyloop.cluster.interrupts.Future", EndsAfterItsValue)
+
     @contextmanager
     def takes_signals_over() -> Iterator[None]:
         libc = ctypes.CDLL(None)
