@@ -102,6 +102,8 @@ class Backend {
   // state += norm(branch)
   virtual void norm_add(Rows branch, const NormSpec& norm, int64_t rows, int64_t width,
                         float* state) = 0;
+  // Row r of a matrix becomes what row from[r] was, for r in [0, rows); `from` is a permutation.
+  virtual void permute(void* data, int64_t row_bytes, int64_t rows, const int32_t* from) = 0;
   // state += other
   virtual void add(float* state, const float* other, int64_t rows, int64_t width) = 0;
   // state = embed_std * a normal cut at three deviations, of (seed, position, channel)
@@ -136,9 +138,10 @@ class Backend {
   // For i in [0, n): the head at state row rows[i]. targets may be null when only best is asked.
   virtual void score_head(const float* state, const int32_t* rows, const int32_t* targets,
                           int64_t n, const Weight& head, const HeadScores& out) = 0;
-  // float32 logits [n, vocab] of state rows rows[i].
+  // float32 logits [n, vocab] of state rows rows[i], and the log of each row's sum of exponentials:
+  // logit - log_sum, rounded to float32, is what score_head() gives.
   virtual void logits(const float* state, const int32_t* rows, int64_t n, const Weight& head,
-                      float* out) = 0;
+                      float* out, double* log_sums) = 0;
   // out[i] = sigmoid(weight . state row rows[i] + bias), float32 throughout
   virtual void exit_gate(const float* state, const int32_t* rows, int64_t n, int64_t width,
                          const float* weight, float bias, float* out) = 0;

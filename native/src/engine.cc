@@ -4,8 +4,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <cstring>
-#include <set>
 
 #include "format.h"
 #include "threads.h"
@@ -37,7 +35,7 @@ LoadOptions resolve_options(LoadOptions o) {
   o.cpu_isa = resolve(o.cpu_isa, "TINYLOOP_CPU_ISA", "");
   const std::string deterministic = resolve("", "TINYLOOP_DETERMINISTIC", "1");
   expect("device", o.device, {"cpu"}, "");
-  expect("cache_mode", o.cache_mode, {"fp16"}, "");
+  cache_mode(o.cache_mode);
   expect("fp16_cache", o.fp16_cache, {"off", "auto"},
          ": the CPU backend unpacks weights in registers and has no FP16 cache");
   expect("TINYLOOP_DETERMINISTIC", deterministic, {"1"},
@@ -48,6 +46,20 @@ LoadOptions resolve_options(LoadOptions o) {
                     std::to_string(kMaxThreads) + ", 0 for all processors");
   }
   return o;
+}
+
+// The caller may choose how the loops start, where the model leaves that open.
+void apply_state_init(const LoadOptions& o, Descriptor& d) {
+  if (o.state_init.empty()) return;
+  expect("state_init", o.state_init, {"zero", "normal"}, "");
+  if (d.state_init == StateInit::kInput) {
+    throw LoadError("cannot load with state_init='" + o.state_init +
+                    "': this model's loops start from its tokens");
+  }
+  if (o.state_init == "normal" && !(d.state_std > 0.0)) {
+    throw LoadError("cannot load with state_init='normal': the model has no state_std");
+  }
+  d.state_init = o.state_init == "zero" ? StateInit::kZero : StateInit::kNormal;
 }
 
 void check_rows(const LoadOptions& o, const Descriptor& d) {
@@ -63,59 +75,6 @@ void check_rows(const LoadOptions& o, const Descriptor& d) {
   if (o.prefill_chunk < 0 || o.prefill_chunk > o.max_seq_len) {
     refuse("prefill_chunk", o.prefill_chunk, 0, o.max_seq_len);
   }
-}
-
-// Uploads tensors by name and knows which of the table were used.
-class Uploader {
- public:
-  Uploader(const ModelFile& file, Backend& backend, Account& account)
-      : file_(file), backend_(backend), account_(account) {}
-
-  std::unique_ptr<Weight> weight(const std::string& name, int64_t outputs, int64_t inputs) {
-    return backend_.upload(checked(name, outputs, inputs), account_);
-  }
-  Vector vector(const std::string& name, int64_t size) {
-    const TensorEntry& entry = checked(name, size, 0);
-    Vector vector{account_.allocate(entry.bytes, Owner::kWeights, name.c_str())};
-    std::memcpy(vector.block.as<uint8_t>(), entry.data, entry.bytes);
-    return vector;
-  }
-  void expect_all_used() const {
-    for (const TensorEntry& entry : file_.tensors) {
-      if (used_.count(entry.name) == 0) {
-        throw LoadError("cannot read the model file: tensor '" + entry.name +
-                        "': the descriptor has no place for it");
-      }
-    }
-  }
-
- private:
-  const TensorEntry& checked(const std::string& name, int64_t rows, int64_t cols) {
-    const TensorEntry& entry = file_.require(name, rows, cols);
-    check_crc(entry);
-    used_.insert(name);
-    return entry;
-  }
-  const ModelFile& file_;
-  Backend& backend_;
-  Account& account_;
-  std::set<std::string> used_;
-};
-
-Layer load_layer(Uploader& upload, const Descriptor& d, int64_t index) {
-  const std::string at = "layers." + std::to_string(index) + ".";
-  Layer layer;
-  layer.qkv = upload.weight(at + "qkv", d.qkv_width(), d.hidden_size);
-  layer.o = upload.weight(at + "o", d.hidden_size, d.q_width());
-  layer.gate_up = upload.weight(at + "gate_up", 2 * d.ffn_size, d.hidden_size);
-  layer.down = upload.weight(at + "down", d.hidden_size, d.ffn_size);
-  layer.norm_attn_in = upload.vector(at + "norm_attn_in", d.hidden_size);
-  layer.norm_ffn_in = upload.vector(at + "norm_ffn_in", d.hidden_size);
-  if (d.norm_placement == NormPlacement::kSandwich) {
-    layer.norm_attn_out = upload.vector(at + "norm_attn_out", d.hidden_size);
-    layer.norm_ffn_out = upload.vector(at + "norm_ffn_out", d.hidden_size);
-  }
-  return layer;
 }
 
 // Runs one phase of a load and puts its name before the message of a failure.
@@ -146,63 +105,41 @@ std::shared_ptr<Engine> Engine::load(const std::string& path, const LoadOptions&
     mapped = std::make_unique<MappedFile>(path);
     file = parse_file(mapped->data(), mapped->bytes());
     check_rows(engine->options, file.descriptor);
+    apply_state_init(engine->options, file.descriptor);
     engine->descriptor = file.descriptor;
+    engine->schedule = make_schedule(engine->descriptor);
     engine->metadata = file.metadata;
     engine->owner_process_ = ::getpid();
     engine->account = std::make_shared<Account>(engine->options.budget_bytes);
     engine->backend = make_cpu_backend(engine->options.cpu_isa, engine->options.threads,
                                        engine->options.numeric_mode == NumericMode::kFp32);
+    engine->cache = cache_shape(engine->descriptor, cache_mode(engine->options.cache_mode),
+                                engine->backend->activation_bytes());
   });
-  in_phase("weights", path, [&] { engine->load_weights(file); });
-  in_phase("buffers", path, [&] { engine->allocate_buffers(); });
+  in_phase("weights", path, [&] {
+    load_weights(file, stores_hidden(engine->cache.mode), *engine->backend, *engine->account,
+                 engine->weights);
+  });
+  in_phase("buffers", path, [&] {
+    engine->buffers = allocate_buffers(engine->buffer_shape(), *engine->account);
+    engine->backend->allocate_workspace(workspace_shape(engine->descriptor), *engine->account);
+  });
   return engine;
 }
 
-void Engine::load_weights(const ModelFile& file) {
-  const Descriptor& d = descriptor;
-  Uploader upload(file, *backend, *account);
-  weights.embed = upload.weight("embed", d.vocab_size, d.hidden_size);
-  if (!d.tied_head) weights.head = upload.weight("head", d.vocab_size, d.hidden_size);
-  for (int64_t i = 0; i < d.n_layers; ++i) weights.layers.push_back(load_layer(upload, d, i));
-  weights.final_norm = upload.vector("final_norm", d.hidden_size);
-  weights.inv_freq = upload.vector("rope.inv_freq", d.head_dim / 2);
-  if (d.exit_gate) {
-    weights.exit_gate_weight = upload.vector("exit_gate.weight", d.hidden_size);
-    weights.exit_gate_bias = upload.vector("exit_gate.bias", 1);
-  }
-  upload.expect_all_used();
-}
-
-void Engine::allocate_buffers() {
-  const Descriptor& d = descriptor;
-  BufferPool& b = buffers;
-  const int64_t rows = options.max_seq_len;
-  const auto element = static_cast<int64_t>(backend->activation_bytes());
-  b.scratch_rows = options.prefill_chunk > 0 ? options.prefill_chunk : rows;
-  b.scratch1_width = std::max(d.qkv_width(), 2 * d.ffn_size);
-  b.attn_down_width = std::max(d.q_width(), d.ffn_size);
-  const auto take = [&](int64_t bytes, Owner owner, const char* what) {
-    return account->allocate(static_cast<size_t>(bytes), owner, what);
-  };
-  b.main = take(rows * d.hidden_size * 4, Owner::kMain, "main");
-  b.norm = take(b.scratch_rows * d.hidden_size * element, Owner::kScratch, "norm");
-  b.scratch1 = take(b.scratch_rows * b.scratch1_width * element, Owner::kScratch, "scratch1");
-  b.attn_down = take(b.scratch_rows * b.attn_down_width * element, Owner::kScratch, "attn_down");
-  b.pass_kv = take(2 * rows * d.kv_width() * element, Owner::kRequest, "keys and values of a pass");
-  b.rope = take(rows * d.head_dim * 4, Owner::kTables, "rope");
-  b.row_ids = take(3 * rows * 4, Owner::kTables, "row ids");
-  b.row_scores = take(rows * 5, Owner::kTables, "row scores");
-  WorkspaceShape shape;
-  shape.max_inputs = std::max({d.hidden_size, d.q_width(), d.ffn_size});
-  shape.vocab_size = d.vocab_size;
-  shape.head_dim = d.head_dim;
-  backend->allocate_workspace(shape, *account);
+BufferShape Engine::buffer_shape() const {
+  return tinyloop::buffer_shape(descriptor, options, cache.mode, backend->activation_bytes());
 }
 
 std::string Engine::numerics_id() const {
   const char* mode = options.numeric_mode == NumericMode::kFp32 ? "fp32" : "fp16";
+  std::string state;
+  if (descriptor.state_init == StateInit::kZero) state = "/state-zero";
+  if (descriptor.state_init == StateInit::kNormal) {
+    state = "/state-normal-" + std::to_string(options.state_seed);
+  }
   return backend->identity() + "/" + mode + "/kv-" + options.cache_mode + "/fp16cache-" +
-         options.fp16_cache;
+         options.fp16_cache + state;
 }
 
 void Engine::require_usable() const {

@@ -13,7 +13,8 @@ constexpr size_t kAlignment = 64;  // one cache line and one 512-bit vector
 
 const char* owner_name(Owner owner) {
   static constexpr std::array<const char*, kOwnerCount> kNames = {
-      "weights", "tables", "main", "scratch", "logit_row", "workspace", "prefix", "request"};
+      "weights", "tables",  "main",   "scratch", "logit_row",
+      "workspace", "rebuild", "prefix", "resume", "request"};
   return kNames[static_cast<size_t>(owner)];
 }
 
@@ -37,11 +38,13 @@ void Block::reset() noexcept {
   account_.reset();
 }
 
+size_t accounted_bytes(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
 Block Account::allocate(size_t bytes, Owner owner, const char* what) {
   if (bytes > std::numeric_limits<size_t>::max() / 2) {
     throw OutOfMemoryError(std::string("cannot allocate ") + what + ": its size passes 64 bits");
   }
-  const size_t rounded = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  const size_t rounded = accounted_bytes(bytes);
   Block block;
   std::lock_guard<std::mutex> lock(mutex_);
   const bool injected = fail_in_ > 0 && --fail_in_ == 0;

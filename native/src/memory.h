@@ -14,11 +14,25 @@
 namespace tinyloop {
 
 // Who holds a block; the keys of memory_report().
-enum class Owner { kWeights, kTables, kMain, kScratch, kLogitRow, kWorkspace, kPrefix, kRequest };
-inline constexpr size_t kOwnerCount = 8;
+enum class Owner {
+  kWeights,
+  kTables,
+  kMain,
+  kScratch,
+  kLogitRow,
+  kWorkspace,
+  kRebuild,
+  kPrefix,
+  kResume,
+  kRequest,
+};
+inline constexpr size_t kOwnerCount = 10;
 const char* owner_name(Owner owner);
 
 class Account;
+
+// What one allocation costs: its size rounded up to a cache line of 64 bytes.
+size_t accounted_bytes(size_t bytes);
 
 // One owned, 64-byte aligned block. Movable; gives its bytes back to its account when destroyed.
 class Block {

@@ -1,219 +1,392 @@
 #include "pass.h"
 
 #include <algorithm>
-#include <cmath>
-#include <list>
-#include <map>
+#include <numeric>
 #include <string>
+
+#include "rebuild.h"
 
 namespace tinyloop {
 
-namespace {
-
-// Cuts the sequences into attention work items of at most `limit` rows. Neighbours on one prefix
-// share an item only if the prefix has a whole tile to share.
-std::vector<AttentionChunk> cut_chunks(const std::vector<PassSequence>& sequences,
-                                       const std::vector<const std::vector<KvSegment>*>& prefixes,
-                                       const std::vector<KvSegment>& own, int64_t limit,
-                                       int64_t first_row, int64_t end_row) {
-  std::vector<AttentionChunk> chunks;
-  int64_t row = 0;
-  for (size_t s = 0; s < sequences.size(); ++s) {
-    const PassSequence& sequence = sequences[s];
-    const int64_t prefix_length = sequence.prefix ? sequence.prefix->length() : 0;
-    const int64_t sequence_end = std::min(row + sequence.rows, end_row);
-    for (int64_t at = std::max(row, first_row); at < sequence_end;) {
-      const bool joins = !chunks.empty() && chunks.back().prefix == prefixes[s] &&
-                         prefix_length >= kKeyTile && chunks.back().rows < limit;
-      if (!joins) chunks.push_back({prefixes[s], prefix_length, {}, 0});
-      AttentionChunk& chunk = chunks.back();
-      const int64_t rows = std::min(sequence_end - at, limit - chunk.rows);
-      chunk.pieces.push_back({at - first_row, rows, prefix_length + at - row, own[s]});
-      chunk.rows += rows;
-      at += rows;
-    }
-    row += sequence.rows;
+Pass::Pass(Engine& engine, std::vector<PassSequence> sequences, int first_loop)
+    : engine_(engine),
+      d_(engine.descriptor),
+      backend_(*engine.backend),
+      sequences_(std::move(sequences)),
+      shape_{d_.n_q_heads, d_.n_kv_heads, d_.head_dim},
+      hidden_(stores_hidden(engine.cache.mode)),
+      loop_(first_loop),
+      running_(sequences_.size()),
+      order_(sequences_.size()),
+      first_row_(sequences_.size()) {
+  std::iota(order_.begin(), order_.end(), size_t{0});
+  place_rows();
+  place_befores();
+  active_rows_ = rows_;
+  if (first_loop > 0) {
+    load_states();
+  } else {
+    backend_.embed(*engine_.weights.embed, ids(), rows_, static_cast<float>(d_.embed_scale),
+                   state(0, 0));
+    enter(Phase::kBefore);
+    run(engine_.schedule.before, 0);
   }
-  return chunks;
+  engine_.counters.rows += rows_;
+  engine_.counters.passes += 1;
 }
 
-// The walk over the schedule. Row ranges of the scratch are chunks of buffers.scratch_rows.
-class Pass {
- public:
-  Pass(Engine& engine, const std::vector<PassSequence>& sequences, int depth, PrefixState* keep)
-      : engine_(engine),
-        d_(engine.descriptor),
-        b_(engine.buffers),
-        backend_(*engine.backend),
-        sequences_(sequences),
-        depth_(depth),
-        keep_(keep),
-        shape_{d_.n_q_heads, d_.n_kv_heads, d_.head_dim},
-        eps_(static_cast<float>(d_.norm_eps)) {}
+void Pass::run_loop() {
+  enter(Phase::kLoop);
+  run(engine_.schedule.loop, loop_);
+  ++loop_;
+}
 
-  void run() {
-    place_rows();
-    place_keys();
-    place_prefixes();
-    for (int64_t begin = 0; begin < rows_; begin += b_.scratch_rows) {
-      const int64_t end = std::min(rows_, begin + b_.scratch_rows);
-      chunks_.push_back(
-          {begin, end,
-           cut_chunks(sequences_, prefixes_, own_, backend_.attention_rows(shape_), begin, end)});
+void Pass::finish() {
+  running_ = sequences_.size();
+  active_rows_ = rows_;
+  if (engine_.schedule.after.empty()) return;
+  enter(Phase::kAfter);
+  run(engine_.schedule.after, 0);
+}
+
+void Pass::retire(const std::vector<size_t>& retired) {
+  if (retired.empty()) return;
+  std::vector<bool> gone(sequences_.size(), false);
+  for (const size_t s : retired) gone[s] = true;
+  const auto middle = order_.begin() + static_cast<std::ptrdiff_t>(running_);
+  const std::vector<int64_t> old_first = first_row_;
+  std::stable_partition(order_.begin(), middle, [&](size_t s) { return !gone[s]; });
+  running_ -= retired.size();
+
+  std::vector<int32_t> from(static_cast<size_t>(active_rows_));
+  int64_t row = 0, still = 0;
+  for (size_t i = 0; row < active_rows_; ++i) {
+    const size_t s = order_[i];
+    first_row_[s] = row;
+    for (int64_t r = 0; r < sequences_[s].rows; ++r, ++row) {
+      from[static_cast<size_t>(row)] = static_cast<int32_t>(old_first[s] + r);
     }
-    backend_.embed(*engine_.weights.embed, ids(), rows_, main(0));
-    for (int loop = 0; loop < depth_; ++loop) {
-      for (int64_t layer = 0; layer < d_.n_layers; ++layer) run_layer(layer, loop);
-      backend_.norm(main(0), engine_.weights.final_norm.data(), eps_, rows_, d_.hidden_size);
-    }
-    engine_.counters.rows += rows_;
-    engine_.counters.passes += 1;
+    if (i < running_) still = row;
   }
+  for (int index = 0; index < engine_.schedule.states; ++index) {
+    backend_.permute(state(index, 0), d_.hidden_size * 4, active_rows_, from.data());
+  }
+  backend_.permute(engine_.buffers.rope.as<float>(), d_.head_dim * 4, active_rows_, from.data());
+  backend_.permute(positions(), 4, active_rows_, from.data());
+  active_rows_ = still;
+  chunks_.clear();
+}
 
- private:
-  struct RowChunk {
-    int64_t begin, end;
-    std::vector<AttentionChunk> attention;
-  };
+void Pass::save(size_t sequence, StateRows to) const {
+  const int64_t values = sequences_[sequence].rows * d_.hidden_size;
+  for (int index = 0; index < engine_.schedule.states; ++index) {
+    std::copy_n(state(index, first_row_[sequence]), values, to + index * values);
+  }
+}
 
-  int32_t* ids() const { return b_.row_ids.as<int32_t>(); }
-  float* main(int64_t row) const { return b_.main.as<float>() + row * d_.hidden_size; }
-  Rows norm() const { return {b_.norm.as<uint8_t>(), d_.hidden_size}; }
-  Rows attn_down(int64_t width) const { return {b_.attn_down.as<uint8_t>(), width}; }
-  Rows scratch1(int64_t width) const { return {b_.scratch1.as<uint8_t>(), width}; }
+void Pass::load_states() {
+  for (size_t s = 0; s < sequences_.size(); ++s) {
+    const int64_t values = sequences_[s].rows * d_.hidden_size;
+    for (int index = 0; index < engine_.schedule.states; ++index) {
+      std::copy_n(sequences_[s].resume + index * values, values, state(index, first_row_[s]));
+    }
+  }
+}
 
-  // Token ids and rotation angles of every row. Angles in double from the file's float32
-  // frequencies: position * frequency loses nothing at any position.
-  void place_rows() {
-    const float* frequency = engine_.weights.inv_freq.data();
-    const int64_t half = d_.head_dim / 2;
-    float* rope = b_.rope.as<float>();
-    for (const PassSequence& sequence : sequences_) {
-      const int64_t start = sequence.prefix ? sequence.prefix->length() : 0;
-      std::copy_n(sequence.ids, sequence.rows, ids() + rows_);
-      check_copied(rows_, sequence.rows);
-      for (int64_t i = 0; i < sequence.rows; ++i, ++rows_) {
-        for (int64_t j = 0; j < half; ++j) {
-          const double angle = static_cast<double>(start + i) * static_cast<double>(frequency[j]);
-          rope[rows_ * d_.head_dim + j] = static_cast<float>(std::cos(angle));
-          rope[rows_ * d_.head_dim + half + j] = static_cast<float>(std::sin(angle));
-        }
+float* Pass::state(int index, int64_t row) const {
+  const Block& block = index == 0 ? engine_.buffers.main : engine_.buffers.state;
+  return block.as<float>() + row * d_.hidden_size;
+}
+
+Rows Pass::columns(Rows rows, int64_t first) const {
+  return {rows.data + static_cast<size_t>(first) * backend_.activation_bytes(), rows.stride};
+}
+
+// ---- what lies where ---------------------------------------------------------------------------
+
+void Pass::place_rows() {
+  for (size_t s = 0; s < sequences_.size(); ++s) {
+    const PassSequence& sequence = sequences_[s];
+    first_row_[s] = rows_;
+    std::copy_n(sequence.ids, sequence.rows, ids() + rows_);
+    check_copied(rows_, sequence.rows);
+    std::iota(positions() + rows_, positions() + rows_ + sequence.rows,
+              static_cast<int32_t>(sequence.position));
+    place_rope(engine_, sequence.position, sequence.rows,
+               engine_.buffers.rope.as<float>() + rows_ * d_.head_dim);
+    rows_ += sequence.rows;
+    two_sweeps_ = two_sweeps_ || sequence.open_end > 0;
+  }
+}
+
+// The ids were checked when the call began, but they are the caller's: another thread may have
+// changed them since, and what is used from here on is the copy.
+void Pass::check_copied(int64_t first, int64_t n) const {
+  for (int64_t i = first; i < first + n; ++i) {
+    if (ids()[i] < 0 || ids()[i] >= d_.vocab_size) {
+      throw InvalidInputError("cannot run a pass: token id " + std::to_string(ids()[i]) +
+                              " is outside the vocabulary; it was changed while the call ran");
+    }
+  }
+}
+
+// One list of segments for each distinct `before`; neighbours on one share it.
+void Pass::place_befores() {
+  int64_t hot_rows = 0;
+  for (const PassSequence& sequence : sequences_) {
+    const auto [at, is_new] = befores_.try_emplace(sequence.before);
+    if (!is_new || sequence.before == nullptr) continue;
+    at->second.view = sequence.before;
+    at->second.segments = sequence.before->kv;
+    if (!sequence.before->hidden.empty()) {
+      at->second.hot_row = hot_rows;
+      hot_rows += sequence.before->length;
+    }
+  }
+  if (hot_rows == 0) return;
+  need_rebuild_rows(engine_, hot_rows);
+  for (auto& [view, before] : befores_) {
+    if (view == nullptr || view->hidden.empty()) continue;
+    const BufferPool& b = engine_.buffers;
+    place_rope(engine_, 0, view->length, b.rebuild_rope.as<float>() + before.hot_row * d_.head_dim);
+    CacheShape hot = engine_.cache;
+    hot.mode = CacheMode::kFp16;
+    KvSegment all = cache_places(hot, {0, b.rebuild_rows, 0, 1}, b.rebuild.as<uint8_t>()).kv;
+    const size_t offset =
+        static_cast<size_t>(before.hot_row * d_.kv_width()) * backend_.activation_bytes();
+    all.keys += offset;
+    all.values += offset;
+    all.plane_bytes = 0;
+    all.last_plane = INT64_MAX;
+    all.end = view->length;
+    before.segments.push_back(all);
+  }
+}
+
+// ---- chunks ------------------------------------------------------------------------------------
+
+void Pass::enter(Phase phase) {
+  if (phase == phase_ && !chunks_.empty()) return;
+  phase_ = phase;
+  cut_chunks();
+}
+
+void Pass::cut_chunks() {
+  chunks_.clear();
+  const int64_t scratch = engine_.buffers.scratch_rows;
+  for (int64_t begin = 0; begin < active_rows_; begin += scratch) {
+    chunks_.push_back({begin, std::min(active_rows_, begin + scratch), {}, {}, {}});
+  }
+  for (RowChunk& chunk : chunks_) {
+    for (const size_t s : order_) {
+      if (first_row_[s] < chunk.end && first_row_[s] + sequences_[s].rows > chunk.begin) {
+        add_rows(chunk, s);
       }
     }
   }
+}
 
-  // The ids were checked when the call began, but they are the caller's: another thread may have
-  // changed them since, and what is used from here on is the copy.
-  void check_copied(int64_t first, int64_t n) const {
-    for (int64_t i = first; i < first + n; ++i) {
-      if (ids()[i] < 0 || ids()[i] >= d_.vocab_size) {
-        throw InvalidInputError("cannot run a pass: token id " + std::to_string(ids()[i]) +
-                                " is outside the vocabulary; it was changed while the call ran");
-      }
-    }
+// Where a sequence's own tokens lie while they are attended to.
+KvSegment Pass::own_segment(size_t s) const {
+  const PassSequence& sequence = sequences_[s];
+  const CachePlaces* keep = phase_ == Phase::kLoop ? sequence.keep_loops : sequence.keep_once;
+  if (keep != nullptr && keep->kv.keys != nullptr) {
+    KvSegment own = keep->kv;
+    own.end = sequence.position + sequence.rows;
+    return own;
   }
+  CacheShape hot = engine_.cache;
+  if (hidden_) hot.mode = CacheMode::kFp16;
+  KvSegment own =
+      cache_places(hot, {0, engine_.options.max_seq_len, 0, 1}, engine_.buffers.pass_kv.as<uint8_t>())
+          .kv;
+  const size_t element = own.format == KvFormat::kInt8 ? 1 : backend_.activation_bytes();
+  const size_t offset = static_cast<size_t>(first_row_[s] * d_.kv_width()) * element;
+  own.keys += offset;
+  own.values += offset;
+  if (own.scales != nullptr) own.scales += first_row_[s] * 2 * d_.n_kv_heads;
+  own.plane_bytes = own.plane_scales = 0;
+  own.last_plane = INT64_MAX;
+  own.begin = sequence.position;
+  own.end = sequence.position + sequence.rows;
+  return own;
+}
 
-  // One list of segments for each distinct prefix; neighbours on one prefix share it.
-  void place_prefixes() {
-    std::map<const PrefixState*, const std::vector<KvSegment>*> known;
-    for (const PassSequence& sequence : sequences_) {
-      const auto [at, is_new] = known.emplace(sequence.prefix, nullptr);
-      if (is_new) {
-        segments_.push_back(sequence.prefix ? sequence.prefix->segments()
-                                            : std::vector<KvSegment>());
-        at->second = &segments_.back();
-      }
-      prefixes_.push_back(at->second);
-    }
+HiddenRun Pass::hidden_run(size_t s, int64_t first, int64_t rows, int64_t chunk_begin) const {
+  const PassSequence& sequence = sequences_[s];
+  const CachePlaces* keep = phase_ == Phase::kLoop ? sequence.keep_loops : sequence.keep_once;
+  HiddenRun run{first - chunk_begin, rows, sequence.position + first - first_row_[s], {}};
+  if (keep != nullptr && keep->hidden.codes != nullptr) {
+    run.to = keep->hidden;
+  } else {
+    run.to.format = hidden_format(engine_.cache.mode);
   }
+  return run;
+}
 
-  // Where each sequence's own keys and values go.
-  void place_keys() {
-    kv_row_bytes_ = static_cast<size_t>(d_.kv_width()) * backend_.activation_bytes();
-    if (keep_ != nullptr) {
-      own_.push_back(keep_->own);
+// A sequence's rows of a chunk: where they are stored, and the attention work items they go to, of
+// at most the backend's rows each. Neighbours on one `before` share an item only if it has a whole
+// tile to share.
+void Pass::add_rows(RowChunk& chunk, size_t s) {
+  const PassSequence& sequence = sequences_[s];
+  const KvSegment own = own_segment(s);
+  const Before& before = befores_.at(sequence.before);
+  const int64_t limit = backend_.attention_rows(shape_);
+  const int64_t end = std::min(first_row_[s] + sequence.rows, chunk.end);
+  int64_t at = std::max(first_row_[s], chunk.begin);
+  const int64_t first_position = sequence.position + at - first_row_[s];
+  chunk.kv.push_back({at - chunk.begin, end - at, first_position, own});
+  if (hidden_) chunk.hidden.push_back(hidden_run(s, at, end - at, chunk.begin));
+  while (at < end) {
+    const bool joins = !chunk.attention.empty() &&
+                       chunk.attention.back().prefix == &before.segments &&
+                       chunk.attention.back().prefix_length == own.begin &&
+                       own.begin >= kKeyTile && chunk.attention.back().rows < limit;
+    if (!joins) chunk.attention.push_back({&before.segments, own.begin, {}, 0});
+    AttentionChunk& item = chunk.attention.back();
+    const int64_t position = sequence.position + at - first_row_[s];
+    const bool open = position < sequence.open_end;
+    int64_t rows = std::min(end - at, limit - item.rows);
+    if (open) rows = std::min(rows, sequence.open_end - position);
+    item.pieces.push_back(
+        {at - chunk.begin, rows, position, open ? sequence.open_end : 0, own});
+    item.rows += rows;
+    at += rows;
+  }
+}
+
+// ---- the walk ----------------------------------------------------------------------------------
+
+void Pass::run(const std::vector<Step>& steps, int64_t loop) {
+  const bool in_loop = phase_ == Phase::kLoop;
+  for (const Step& step : steps) {
+    run_step(step, in_loop ? engine_.schedule.plane(step, loop) : step.plane);
+  }
+}
+
+void Pass::run_step(const Step& step, int64_t plane) {
+  float* to = state(step.state, 0);
+  const int64_t values = active_rows_ * d_.hidden_size;
+  switch (step.kind) {
+    case Step::Kind::kLayer:
+      return run_layer(step, plane);
+    case Step::Kind::kNorm:
+      return backend_.norm(to, norm_spec(engine_.weights.final_norm), active_rows_, d_.hidden_size);
+    case Step::Kind::kAdapter:
+      return backend_.adapter(to, state(step.other, 0), active_rows_, *engine_.weights.adapter);
+    case Step::Kind::kAdd:
+      return backend_.add(to, state(step.other, 0), active_rows_, d_.hidden_size);
+    case Step::Kind::kCopy:
+      std::copy_n(state(step.other, 0), values, to);
       return;
-    }
-    uint8_t* keys = b_.pass_kv.as<uint8_t>();
-    uint8_t* values = keys + static_cast<size_t>(engine_.options.max_seq_len) * kv_row_bytes_;
-    int64_t row = 0;
-    for (const PassSequence& sequence : sequences_) {
-      const size_t offset = static_cast<size_t>(row) * kv_row_bytes_;
-      const int64_t start = sequence.prefix ? sequence.prefix->length() : 0;
-      own_.push_back({keys + offset, values + offset, 0, start, start + sequence.rows});
-      row += sequence.rows;
-    }
+    case Step::Kind::kInit:
+      if (d_.state_init == StateInit::kZero) {
+        std::fill_n(to, values, 0.0f);
+      } else {
+        backend_.init_normal(to, positions(), active_rows_, d_.hidden_size,
+                             static_cast<float>(d_.state_std), engine_.options.state_seed);
+      }
+      return;
+    case Step::Kind::kLowInit:
+      for (int64_t row = 0; row < active_rows_; ++row) {
+        std::copy_n(engine_.weights.low_init.data(), d_.hidden_size, state(step.state, row));
+      }
+      return;
   }
+}
 
-  // A layer runs chunk by chunk: keys of earlier rows are there when a later chunk attends to them.
-  void run_layer(int64_t layer, int loop) {
-    const int64_t plane = d_.plane(layer, loop);
-    for (const RowChunk& chunk : chunks_) {
-      attend(engine_.weights.layers[static_cast<size_t>(layer)], chunk, plane);
-      feed_forward(engine_.weights.layers[static_cast<size_t>(layer)], chunk);
-    }
+// A layer runs chunk by chunk: keys of earlier rows are there when a later chunk attends to them.
+// Rows that see later ones need all keys first, and their products twice: the scratch holds one
+// chunk.
+void Pass::run_layer(const Step& step, int64_t plane) {
+  const Layer& layer = engine_.weights.layers[static_cast<size_t>(step.layer)];
+  if (hidden_) rebuild(layer, plane);
+  const bool twice = two_sweeps_ && chunks_.size() > 1;
+  if (twice) {
+    for (const RowChunk& chunk : chunks_) project(layer, chunk, step.state, plane, true);
   }
-
-  void attend(const Layer& layer, const RowChunk& chunk, int64_t plane) {
-    const int64_t rows = chunk.end - chunk.begin;
-    const Rows qkv = scratch1(d_.qkv_width());
-    const Rows out = attn_down(d_.q_width());
-    backend_.norm_linear(main(chunk.begin), layer.norm_attn_in.data(), eps_, rows, *layer.qkv, qkv);
-    const int64_t own_plane = keep_ != nullptr ? plane : 0;
-    const KvSegment& first = own_.front();  // own tokens of a pass lie one after the other
-    const size_t offset = static_cast<size_t>(own_plane) * first.plane_bytes +
-                          static_cast<size_t>(chunk.begin) * kv_row_bytes_;
-    backend_.rope_store(qkv, b_.rope.as<float>() + chunk.begin * d_.head_dim, rows, shape_,
-                        const_cast<uint8_t*>(first.keys) + offset,
-                        const_cast<uint8_t*>(first.values) + offset);
-    backend_.attention(chunk.attention, shape_, plane, own_plane, qkv, out);
-    branch(out, rows, *layer.o, layer.norm_attn_out, main(chunk.begin));
+  for (const RowChunk& chunk : chunks_) {
+    project(layer, chunk, step.state, plane, !twice);
+    attend(layer, chunk, step.state, plane);
+    feed_forward(layer, chunk, step.state);
   }
+}
 
-  void feed_forward(const Layer& layer, const RowChunk& chunk) {
-    const int64_t rows = chunk.end - chunk.begin;
-    const Rows gate_up = scratch1(2 * d_.ffn_size);
-    const Rows product = attn_down(d_.ffn_size);
-    backend_.norm_linear(main(chunk.begin), layer.norm_ffn_in.data(), eps_, rows, *layer.gate_up,
-                         gate_up);
-    backend_.silu_mul(gate_up, rows, d_.ffn_size, product);
-    branch(product, rows, *layer.down, layer.norm_ffn_out, main(chunk.begin));
+// Products of the heads, prepared for attention; keys and values to their places.
+void Pass::project(const Layer& layer, const RowChunk& chunk, int index, int64_t plane,
+                   bool store) {
+  const int64_t rows = chunk.end - chunk.begin;
+  const Rows out = scratch1(d_.attn_width());
+  if (hidden_) {
+    project_hidden(layer, chunk, index, plane, out);
+  } else {
+    backend_.norm_linear(state(index, chunk.begin), norm_spec(layer.norm_attn_in, d_.norm_in()),
+                         rows, *layer.attention.qkv, out);
   }
+  backend_.prepare_heads(out, engine_.buffers.rope.as<float>() + chunk.begin * d_.head_dim, rows,
+                         shape_, head_prep(engine_, layer, true));
+  if (store) backend_.store_kv(out, shape_, chunk.kv, plane);
+}
 
-  // The end of a branch: its last product, and the add with or without a norm before it.
-  void branch(Rows in, int64_t rows, const Weight& weight, const Vector& norm_out,
-              float* main_rows) {
-    if (d_.norm_placement == NormPlacement::kPre) {
-      backend_.linear_add(in, rows, weight, main_rows);
-    } else {
-      backend_.linear(in, rows, weight, norm());
-      backend_.norm_add(norm(), norm_out.data(), eps_, rows, d_.hidden_size, main_rows);
-    }
+// The hidden modes: q and the gate read the layer's input, k and v what a reader of the store would.
+void Pass::project_hidden(const Layer& layer, const RowChunk& chunk, int index, int64_t plane,
+                          Rows out) {
+  const int64_t rows = chunk.end - chunk.begin;
+  const Rows input = norm_rows();
+  const Rows back = attn_down(d_.hidden_size);
+  backend_.norm_store(state(index, chunk.begin), norm_spec(layer.norm_attn_in, d_.norm_in()), rows,
+                      d_.hidden_size, chunk.hidden, plane, input, back);
+  const bool exact = hidden_format(engine_.cache.mode) == HiddenFormat::kActivations;
+  backend_.linear(input, rows, *layer.attention.q, out);
+  backend_.linear(exact ? input : back, rows, *layer.attention.kv, columns(out, d_.q_width()));
+  if (layer.attention.gate) {
+    backend_.linear(input, rows, *layer.attention.gate, columns(out, d_.qkv_width()));
   }
+}
 
-  Engine& engine_;
-  const Descriptor& d_;
-  const BufferPool& b_;
-  Backend& backend_;
-  const std::vector<PassSequence>& sequences_;
-  const int depth_;
-  PrefixState* const keep_;
-  const AttentionShape shape_;
-  const float eps_;
-  size_t kv_row_bytes_ = 0;
-  int64_t rows_ = 0;
-  std::vector<KvSegment> own_;
-  std::list<std::vector<KvSegment>>
-      segments_;  // of the distinct prefixes; a list keeps its addresses
-  std::vector<const std::vector<KvSegment>*> prefixes_;  // of each sequence
-  std::vector<RowChunk> chunks_;
-};
+// Keys and values of one plane of all stored tokens that the pass stands on.
+void Pass::rebuild(const Layer& layer, int64_t plane) {
+  const auto* rope = engine_.buffers.rebuild_rope.as<float>();
+  for (const auto& [view, before] : befores_) {
+    if (view == nullptr || view->hidden.empty()) continue;
+    rebuild_plane(engine_, layer, plane, *view, before.segments.back(), 0,
+                  rope + before.hot_row * d_.head_dim);
+  }
+}
 
-}  // namespace
+void Pass::attend(const Layer& layer, const RowChunk& chunk, int index, int64_t plane) {
+  const int64_t rows = chunk.end - chunk.begin;
+  const Rows qkv = scratch1(d_.attn_width());
+  const Rows out = attn_down(d_.q_width());
+  backend_.attention(chunk.attention, shape_, plane, qkv, out);
+  if (d_.attn_gate) backend_.gate_mul(columns(qkv, d_.qkv_width()), rows, d_.q_width(), out);
+  branch(out, rows, *layer.o, layer.norm_attn_out, state(index, chunk.begin));
+}
 
-void run_pass(Engine& engine, const std::vector<PassSequence>& sequences, int depth,
-              PrefixState* keep) {
-  Pass(engine, sequences, depth, keep).run();
+void Pass::feed_forward(const Layer& layer, const RowChunk& chunk, int index) {
+  const int64_t rows = chunk.end - chunk.begin;
+  const Rows gate_up = scratch1(2 * d_.ffn_size);
+  const Rows product = attn_down(d_.ffn_size);
+  backend_.norm_linear(state(index, chunk.begin), norm_spec(layer.norm_ffn_in, d_.norm_in()), rows,
+                       *layer.gate_up, gate_up);
+  backend_.silu_mul(gate_up, rows, d_.ffn_size, product);
+  branch(product, rows, *layer.down, layer.norm_ffn_out, state(index, chunk.begin));
+}
+
+// The end of a branch: its last product, and how it meets the residual.
+void Pass::branch(Rows in, int64_t rows, const Weight& weight, const Vector& norm_out,
+                  float* to) {
+  switch (d_.norm_placement) {
+    case NormPlacement::kPre:
+      return backend_.linear_add(in, rows, weight, to);
+    case NormPlacement::kSum:
+      backend_.linear_add(in, rows, weight, to);
+      return backend_.norm(to, norm_spec(norm_out), rows, d_.hidden_size);
+    case NormPlacement::kSandwich:
+    case NormPlacement::kBranch:
+      backend_.linear(in, rows, weight, norm_rows());
+      return backend_.norm_add(norm_rows(), norm_spec(norm_out), rows, d_.hidden_size, to);
+  }
 }
 
 }  // namespace tinyloop
