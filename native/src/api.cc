@@ -1,15 +1,14 @@
-// The public C++ calls over the engine.
+// The public C++ calls over the engine. Each holds what it uses for the length of the call: handles
+// and the model may be freed while it runs.
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "calls.h"
-#include "tinyloop/tinyloop.h"
-
-// The opaque handle of the public header.
-struct tinyloop::Model {
-  std::shared_ptr<tinyloop::Engine> engine;
-};
+#include "generate.h"
+#include "handles.h"
+#include "plan.h"
+#include "score.h"
 
 namespace tinyloop {
 
@@ -19,6 +18,32 @@ std::string& last_error_slot() {
   thread_local std::string message;
   return message;
 }
+
+int default_depth(const Engine& engine, int depth) {
+  return depth != 0 ? depth : static_cast<int>(engine.descriptor.loops);
+}
+
+std::shared_ptr<PrefixState> state_of(const PrefixCache* prefix) {
+  if (prefix == nullptr) return nullptr;
+  prefix->state->require_open();
+  return prefix->state;
+}
+
+// Requests as the engine takes them, and what keeps their prefixes alive.
+struct ScoreItems {
+  std::vector<std::shared_ptr<PrefixState>> prefixes;
+  std::vector<ScoreItem> items;
+  int64_t max_depth = 0;
+
+  ScoreItems(const std::vector<ScoreRequest>& requests, int depth) {
+    for (const ScoreRequest& r : requests) {
+      prefixes.push_back(state_of(r.prefix));
+      const int own = r.depth != 0 ? r.depth : depth;
+      items.push_back({r.ids, r.n_ids, r.n_scored, prefixes.back().get(), own, r.prompt_len});
+      max_depth = std::max<int64_t>(max_depth, own);
+    }
+  }
+};
 
 }  // namespace
 
@@ -57,33 +82,115 @@ std::map<std::string, size_t> memory_report(const Model* model) {
 
 void score(Model* model, const std::vector<ScoreRequest>& requests, int depth, float* logprobs,
            uint8_t* greedy) {
-  // Owned for the length of the call: handles and the model may be freed while it runs.
+  score(model, requests, depth, logprobs, greedy, ScoreExtras());
+}
+
+void score(Model* model, const std::vector<ScoreRequest>& requests, int depth, float* logprobs,
+           uint8_t* greedy, const ScoreExtras& extras) {
   const std::shared_ptr<Engine> engine = model->engine;
-  std::vector<std::shared_ptr<PrefixState>> prefixes;
-  std::vector<ScoreItem> items;
-  for (const ScoreRequest& r : requests) {
-    prefixes.push_back(r.prefix != nullptr ? r.prefix->state : nullptr);
-    items.push_back({r.ids, r.n_ids, r.n_scored, prefixes.back().get()});
-  }
-  score(*engine, items, depth, logprobs, greedy);
+  const ScoreItems call(requests, depth);
+  ScoreOutput out;
+  out.logprobs = logprobs;
+  out.greedy = greedy;
+  out.depths = extras.depths;
+  out.by_depth = extras.by_depth;
+  out.gates = extras.gates;
+  out.max_depth = call.max_depth;
+  score(*engine, call.items, {extras.exit_threshold, extras.min_depth}, out);
 }
 
 PrefixCache* build_prefix(Model* model, const int32_t* ids, size_t n_ids, int depth,
-                          const PrefixCache* parent) {
-  const std::shared_ptr<Engine> engine = model->engine;  // may be freed while the call runs
+                          const PrefixCache* parent, bool upgradable) {
+  const std::shared_ptr<Engine> engine = model->engine;
   auto cache = std::make_unique<PrefixCache>();
-  cache->state = prefill(engine, ids, n_ids, depth, parent != nullptr ? parent->state : nullptr);
+  cache->state = prefill(engine, ids, n_ids, depth, state_of(parent), upgradable);
+  return cache.release();
+}
+
+PrefixCache* upgrade_prefix(const PrefixCache* prefix, int depth, const PrefixCache* parent) {
+  auto cache = std::make_unique<PrefixCache>();
+  cache->state = upgrade_prefix(state_of(prefix), depth, state_of(parent));
   return cache.release();
 }
 
 void free_prefix(PrefixCache* prefix) { delete prefix; }
 size_t prefix_length(const PrefixCache* prefix) {
-  prefix->state->require_open();
-  return static_cast<size_t>(prefix->state->length());
+  return static_cast<size_t>(state_of(prefix)->length());
 }
-size_t prefix_bytes(const PrefixCache* prefix) {
-  prefix->state->require_open();
-  return prefix->state->memory.bytes();
+size_t prefix_bytes(const PrefixCache* prefix) { return state_of(prefix)->bytes(); }
+int prefix_depth(const PrefixCache* prefix) { return state_of(prefix)->depth; }
+
+std::vector<ResumeHandle*> start_resume(Model* model, const std::vector<ScoreRequest>& requests,
+                                        int depth, int max_depth, bool keep_cache) {
+  const std::shared_ptr<Engine> engine = model->engine;
+  std::vector<StartItem> items;
+  for (const ScoreRequest& r : requests) {
+    items.push_back({r.ids, r.n_ids, r.n_scored, state_of(r.prefix), r.prompt_len});
+  }
+  std::vector<std::unique_ptr<ResumeHandle>> handles(items.size());
+  for (auto& handle : handles) handle = std::make_unique<ResumeHandle>();
+  auto states = start(engine, items, depth, max_depth, keep_cache);
+  std::vector<ResumeHandle*> out(handles.size());
+  for (size_t i = 0; i < handles.size(); ++i) {
+    handles[i]->state = std::move(states[i]);
+    out[i] = handles[i].release();
+  }
+  return out;
+}
+
+void upgrade_resume(Model* model, const std::vector<ResumeHandle*>& handles, int depth,
+                    const std::vector<const PrefixCache*>& prefixes) {
+  const std::shared_ptr<Engine> engine = model->engine;
+  if (!prefixes.empty() && prefixes.size() != handles.size()) {
+    throw InvalidInputError("cannot upgrade " + std::to_string(handles.size()) + " handles on " +
+                            std::to_string(prefixes.size()) + " prefixes: give one for each");
+  }
+  std::vector<std::shared_ptr<ResumeState>> states;
+  std::vector<std::shared_ptr<PrefixState>> parents;
+  for (const ResumeHandle* handle : handles) {
+    handle->state->require_open();
+    states.push_back(handle->state);
+  }
+  for (const PrefixCache* prefix : prefixes) parents.push_back(state_of(prefix));
+  upgrade(engine, states, depth, prefixes.empty() ? nullptr : &parents);
+}
+
+void free_resume(ResumeHandle* handle) { delete handle; }
+int resume_depth(const ResumeHandle* handle) {
+  handle->state->require_open();
+  return handle->state->depth();
+}
+size_t resume_bytes(const ResumeHandle* handle) {
+  handle->state->require_open();
+  return handle->state->bytes();
+}
+const std::vector<float>& resume_logprobs(const ResumeHandle* handle) {
+  handle->state->require_open();
+  return handle->state->logprobs;
+}
+const std::vector<uint8_t>& resume_greedy(const ResumeHandle* handle) {
+  handle->state->require_open();
+  return handle->state->greedy;
+}
+PrefixCache* resume_prefix(const ResumeHandle* handle) {
+  handle->state->require_open();
+  auto cache = std::make_unique<PrefixCache>();
+  cache->state = handle->state->as_prefix();
+  return cache.release();
+}
+
+std::vector<Completion> generate(Model* model, const std::vector<GenerateRequest>& requests,
+                                 int max_batch, const OnToken& on_token) {
+  const std::shared_ptr<Engine> engine = model->engine;
+  std::vector<std::shared_ptr<PrefixState>> prefixes;
+  std::vector<GenerateItem> items;
+  for (const GenerateRequest& r : requests) {
+    prefixes.push_back(state_of(r.prefix));
+    items.push_back({r.ids, r.n_ids, prefixes.back().get(), default_depth(*engine, r.depth),
+                     r.max_new_tokens, r.stop_ids, r.sampling, r.seed, r.exit_threshold,
+                     r.min_depth});
+  }
+  return generate(engine, items, max_batch, on_token);
 }
 
 }  // namespace tinyloop

@@ -46,7 +46,7 @@ struct HeadShape {
   int64_t head_dim = 0;
 };
 struct HeadPrep {
-  const float* bias = nullptr;    // float32 [q + 2 kv] of the rows' own layout, or null
+  const float* bias = nullptr;  // float32 [q + 2 kv] of the rows' own layout, or null
   QkNorm norm = QkNorm::kNone;
   const float* q_norm = nullptr;  // float32 [head_dim] or [whole width]
   const float* k_norm = nullptr;
@@ -54,7 +54,7 @@ struct HeadPrep {
   bool adjacent_pairs = false;
 };
 
-struct HeadScores {  // each may be null
+struct HeadScores {                // each may be null
   float* logprobs = nullptr;       // log p(target)
   uint8_t* greedy = nullptr;       // whether the target is the argmax (the lowest id on ties)
   int32_t* best = nullptr;         // the argmax
@@ -110,9 +110,10 @@ class Backend {
   virtual void init_normal(float* state, const int32_t* positions, int64_t rows, int64_t width,
                            float std, uint64_t seed) = 0;
 
-  // out = round(norm(state)); each run's `to` gets its stored form (nothing is kept where to.codes is
-  // null); read_back = what a later read of that form gives, also where nothing is kept. read_back is
-  // not written when the format is kActivations: there it equals out. Runs cover the rows in order.
+  // out = round(norm(state)); each run's `to` gets its stored form (nothing is kept where to.codes
+  // is null); read_back = what a later read of that form gives, also where nothing is kept.
+  // read_back is not written when the format is kActivations: there it equals out. Runs cover the
+  // rows in order.
   virtual void norm_store(const float* state, const NormSpec& norm, int64_t rows, int64_t width,
                           const std::vector<HiddenRun>& runs, int64_t plane, Rows out,
                           Rows read_back) = 0;

@@ -34,17 +34,17 @@ struct BufferSize {
 // Reusable activations, allocated once at load. States are FP32 and always max_seq_len rows; the
 // scratch has prefill_chunk rows when that is set. Row widths are in elements.
 struct BufferPool {
-  Block main;        // state 0: float32 [rows, hidden]
-  Block state;       // state 1: float32 [rows, hidden], where the schedule has one
-  Block norm;        // [scratch rows, hidden]
-  Block scratch1;    // [scratch rows, max(q + 2 kv + gate, 2 ffn)]
-  Block attn_down;   // [scratch rows, max(q, ffn, hidden)]
-  Block pass_kv;     // one plane of all rows as the cache mode attends to it: a sequence's own tokens
-                     // are in the pass whole, so no other plane of theirs is ever read again
-  Block rope;        // float32 [rows, head_dim]
-  Block row_ids;     // int32 [4, rows]: token ids, positions, head rows, targets
-  Block row_scores;  // [rows] each: float32 log p, best log p, gate; int32 best; uint8 greedy
-  Block rebuild;     // hidden modes: one plane of keys and values of stored tokens
+  Block main;       // state 0: float32 [rows, hidden]
+  Block state;      // state 1: float32 [rows, hidden], where the schedule has one
+  Block norm;       // [scratch rows, hidden]
+  Block scratch1;   // [scratch rows, max(q + 2 kv + gate, 2 ffn)]
+  Block attn_down;  // [scratch rows, max(q, ffn, hidden)]
+  Block pass_kv;  // one plane of all rows as the cache mode attends to it: a sequence's own tokens
+                  // are in the pass whole, so no other plane of theirs is ever read again
+  Block rope;     // float32 [rows, head_dim]
+  Block row_ids;  // int32 [4, rows]: token ids, positions, head rows, targets
+  Block row_scores;    // [rows] each: float32 log p, best log p, gate; int32 best; uint8 greedy
+  Block rebuild;       // hidden modes: one plane of keys and values of stored tokens
   Block rebuild_rope;  // hidden modes: float32 [rebuild rows, head_dim]
   int64_t rebuild_rows = 0;
   int64_t scratch_rows = 0;

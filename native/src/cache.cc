@@ -69,9 +69,7 @@ CacheMode cache_mode(const std::string& name) {
                   "': this build knows fp16, int8, h_fp16, h_int8, h_int4");
 }
 
-bool stores_hidden(CacheMode mode) {
-  return mode != CacheMode::kFp16 && mode != CacheMode::kInt8;
-}
+bool stores_hidden(CacheMode mode) { return mode != CacheMode::kFp16 && mode != CacheMode::kInt8; }
 
 KvFormat kv_format(CacheMode mode) {
   return mode == CacheMode::kInt8 ? KvFormat::kInt8 : KvFormat::kActivations;
@@ -88,8 +86,8 @@ CacheShape cache_shape(const Descriptor& d, CacheMode mode, size_t activation_by
 
 size_t cache_bytes(const CacheShape& shape, const CacheRange& range) {
   size_t bytes = 0;
-  const bool overflow = __builtin_mul_overflow(
-      plane_parts(shape, range).total(), static_cast<size_t>(range.planes()), &bytes);
+  const bool overflow = __builtin_mul_overflow(plane_parts(shape, range).total(),
+                                               static_cast<size_t>(range.planes()), &bytes);
   return overflow ? std::numeric_limits<size_t>::max() / 4 : bytes;
 }
 
@@ -99,8 +97,11 @@ CachePlaces cache_places(const CacheShape& shape, const CacheRange& range, uint8
   CachePlaces places;
   if (!stores_hidden(shape.mode)) {
     KvSegment& kv = places.kv;
-    kv = {memory, memory + planes * part.codes, nullptr, part.codes, part.scales / 2,
-          range.first_plane, range.last_plane, range.begin, range.end, kv_format(shape.mode)};
+    kv = {memory,           memory + planes * part.codes,
+          nullptr,          part.codes,
+          part.scales / 2,  range.first_plane,
+          range.last_plane, range.begin,
+          range.end,        kv_format(shape.mode)};
     if (part.scales != 0) {
       kv.scales = reinterpret_cast<uint16_t*>(memory + planes * (part.codes + part.values));
     }

@@ -71,8 +71,8 @@ void check_prompt(const Engine& engine, size_t n_ids, int64_t prompt_len, bool h
                   const std::string& what) {
   if (prompt_len == 0) return;
   const auto refuse = [&](const std::string& why) {
-    throw InvalidInputError("cannot run " + what + " with prompt_len=" +
-                            std::to_string(prompt_len) + ": " + why);
+    throw InvalidInputError("cannot run " + what +
+                            " with prompt_len=" + std::to_string(prompt_len) + ": " + why);
   };
   if (!engine.descriptor.prefix_lm) {
     refuse("the model is causal, prompt_len is for prefix-LM models");

@@ -14,7 +14,8 @@ void check_ids(const Engine& engine, const int32_t* ids, size_t n, const std::st
 void check_depth(int depth);
 // New rows against the row budget, and the last position against the model's.
 void check_rows(const Engine& engine, size_t rows, int64_t position, const std::string& what);
-// A prefix that can serve `depth` loops: deep enough, and exactly so where a coda follows the loops.
+// A prefix that can serve `depth` loops: deep enough, and exactly so where a coda follows the
+// loops.
 void check_prefix(const Engine& engine, const PrefixState& prefix, int depth,
                   const std::string& what);
 // The scored ids of an item: at least one, and none that nothing predicts.

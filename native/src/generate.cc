@@ -25,15 +25,15 @@ constexpr int kDefaultBatch = 64;
 // One request on its way. Its tokens are those of the prefix, the item and what was generated.
 struct Sequence {
   size_t item = 0;
-  std::vector<int32_t> ids;     // of the item and generated, in order
-  int64_t stored = 0;           // of them that are in the cache
-  int64_t start = 0;            // position of ids[0]
+  std::vector<int32_t> ids;  // of the item and generated, in order
+  int64_t stored = 0;        // of them that are in the cache
+  int64_t start = 0;         // position of ids[0]
   const CacheView* prefix = nullptr;
-  CacheView before;             // the prefix and all full blocks; used once there is a full one
+  CacheView before;  // the prefix and all full blocks; used once there is a full one
   std::vector<std::shared_ptr<CacheBlock>> blocks;  // the last one is being filled
-  int64_t block_end = 0;        // positions that the blocks hold
-  double alive = 1.0;           // of the row that runs: product of 1 - gate so far
-  size_t order = 0;             // when it joined: the greatest is the youngest
+  int64_t block_end = 0;                            // positions that the blocks hold
+  double alive = 1.0;  // of the row that runs: product of 1 - gate so far
+  size_t order = 0;    // when it joined: the greatest is the youngest
 
   int64_t pending() const { return static_cast<int64_t>(ids.size()) - stored; }
   int64_t position() const { return start + stored; }
@@ -136,9 +136,9 @@ class GenerateCall {
   // Puts the youngest sequence back, its memory freed. False if it is the only one.
   bool put_back_youngest() {
     if (running_.size() < 2) return false;
-    const auto youngest = std::max_element(
-        running_.begin(), running_.end(),
-        [](const auto& a, const auto& b) { return a->order < b->order; });
+    const auto youngest =
+        std::max_element(running_.begin(), running_.end(),
+                         [](const auto& a, const auto& b) { return a->order < b->order; });
     auto again = first_sequence((*youngest)->item);
     again->ids = (*youngest)->ids;
     waiting_.push_front(std::move(again));

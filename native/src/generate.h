@@ -9,6 +9,7 @@
 #include "engine.h"
 #include "prefix.h"
 #include "sampling.h"
+#include "tinyloop/tinyloop.h"
 
 namespace tinyloop {
 
@@ -28,22 +29,10 @@ struct GenerateItem {
   int min_depth = 1;
 };
 
-enum class Finish { kStop, kLength };
-
-struct Completion {
-  std::vector<int32_t> ids;     // generated, a stop id included
-  std::vector<float> logprobs;  // of each, under the model's own distribution
-  std::vector<int32_t> depths;  // loops that the row which predicted it ran
-  Finish finish = Finish::kLength;
-};
-
-// Called for each token as it comes, in the calling thread, while the model is in use.
-using OnToken = std::function<void(size_t item, int32_t id, float logprob)>;
-
-// A completion depends on its own item only: not on batch mates, max_batch or order. max_batch: most
-// sequences at a time; 0: 64. When memory runs short the youngest
-// sequence is put back and computed again, to the same numbers. Throws as score() does;
-// OutOfMemoryError only when one sequence alone does not fit.
+// A completion depends on its own item only: not on batch mates, max_batch or order. max_batch:
+// most sequences at a time; 0: 64. When memory runs short the youngest sequence is put back and
+// computed again, to the same numbers. Throws as score() does; OutOfMemoryError only when one
+// sequence alone does not fit.
 std::vector<Completion> generate(const std::shared_ptr<Engine>& engine,
                                  const std::vector<GenerateItem>& items, int max_batch,
                                  const OnToken& on_token);

@@ -41,8 +41,8 @@ const float* HeadRows::logits(const Pass& pass, double* log_sums) {
     block = engine_.account->allocate(static_cast<size_t>(kLogitRows * vocab) * sizeof(float),
                                       Owner::kLogitRow, "logit rows");
   }
-  engine_.backend->logits(pass.main(), rows(), n_, engine_.weights.output_head(),
-                          block.as<float>(), log_sums);
+  engine_.backend->logits(pass.main(), rows(), n_, engine_.weights.output_head(), block.as<float>(),
+                          log_sums);
   engine_.counters.head_rows += n_;
   return block.as<float>();
 }

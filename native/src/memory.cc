@@ -13,8 +13,8 @@ constexpr size_t kAlignment = 64;  // one cache line and one 512-bit vector
 
 const char* owner_name(Owner owner) {
   static constexpr std::array<const char*, kOwnerCount> kNames = {
-      "weights", "tables",  "main",   "scratch", "logit_row",
-      "workspace", "rebuild", "prefix", "resume", "request"};
+      "weights",   "tables",  "main",   "scratch", "logit_row",
+      "workspace", "rebuild", "prefix", "resume",  "request"};
   return kNames[static_cast<size_t>(owner)];
 }
 

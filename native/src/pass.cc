@@ -197,9 +197,9 @@ KvSegment Pass::own_segment(size_t s) const {
   }
   CacheShape hot = engine_.cache;
   if (hidden_) hot.mode = CacheMode::kFp16;
-  KvSegment own =
-      cache_places(hot, {0, engine_.options.max_seq_len, 0, 1}, engine_.buffers.pass_kv.as<uint8_t>())
-          .kv;
+  KvSegment own = cache_places(hot, {0, engine_.options.max_seq_len, 0, 1},
+                               engine_.buffers.pass_kv.as<uint8_t>())
+                      .kv;
   const size_t element = own.format == KvFormat::kInt8 ? 1 : backend_.activation_bytes();
   const size_t offset = static_cast<size_t>(first_row_[s] * d_.kv_width()) * element;
   own.keys += offset;
@@ -240,16 +240,15 @@ void Pass::add_rows(RowChunk& chunk, size_t s) {
   while (at < end) {
     const bool joins = !chunk.attention.empty() &&
                        chunk.attention.back().prefix == &before.segments &&
-                       chunk.attention.back().prefix_length == own.begin &&
-                       own.begin >= kKeyTile && chunk.attention.back().rows < limit;
+                       chunk.attention.back().prefix_length == own.begin && own.begin >= kKeyTile &&
+                       chunk.attention.back().rows < limit;
     if (!joins) chunk.attention.push_back({&before.segments, own.begin, {}, 0});
     AttentionChunk& item = chunk.attention.back();
     const int64_t position = sequence.position + at - first_row_[s];
     const bool open = position < sequence.open_end;
     int64_t rows = std::min(end - at, limit - item.rows);
     if (open) rows = std::min(rows, sequence.open_end - position);
-    item.pieces.push_back(
-        {at - chunk.begin, rows, position, open ? sequence.open_end : 0, own});
+    item.pieces.push_back({at - chunk.begin, rows, position, open ? sequence.open_end : 0, own});
     item.rows += rows;
     at += rows;
   }
@@ -328,7 +327,8 @@ void Pass::project(const Layer& layer, const RowChunk& chunk, int index, int64_t
   if (store) backend_.store_kv(out, shape_, chunk.kv, plane);
 }
 
-// The hidden modes: q and the gate read the layer's input, k and v what a reader of the store would.
+// The hidden modes: q and the gate read the layer's input, k and v what a reader of the store
+// would.
 void Pass::project_hidden(const Layer& layer, const RowChunk& chunk, int index, int64_t plane,
                           Rows out) {
   const int64_t rows = chunk.end - chunk.begin;
@@ -374,8 +374,7 @@ void Pass::feed_forward(const Layer& layer, const RowChunk& chunk, int index) {
 }
 
 // The end of a branch: its last product, and how it meets the residual.
-void Pass::branch(Rows in, int64_t rows, const Weight& weight, const Vector& norm_out,
-                  float* to) {
+void Pass::branch(Rows in, int64_t rows, const Weight& weight, const Vector& norm_out, float* to) {
   switch (d_.norm_placement) {
     case NormPlacement::kPre:
       return backend_.linear_add(in, rows, weight, to);

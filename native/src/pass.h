@@ -19,8 +19,8 @@ using StateRows = float*;
 struct PassSequence {
   const int32_t* ids = nullptr;
   int64_t rows = 0;
-  int64_t position = 0;             // absolute, of the first row
-  int64_t open_end = 0;             // prefix-LM: rows below it see each other both ways; 0: causal
+  int64_t position = 0;  // absolute, of the first row
+  int64_t open_end = 0;  // prefix-LM: rows below it see each other both ways; 0: causal
   const CacheView* before = nullptr;  // the tokens before `own`; null: none
   // Where the rows' keys and values (or hidden states) are kept, by plane: those of the layers that
   // run once, and those of the loops. Null: they live in the pass and are gone afterwards. A kept
@@ -95,7 +95,8 @@ class Pass {
   void run_layer(const Step& step, int64_t plane);
   void rebuild(const Layer& layer, int64_t plane);
   void project(const Layer& layer, const RowChunk& chunk, int index, int64_t plane, bool store);
-  void project_hidden(const Layer& layer, const RowChunk& chunk, int index, int64_t plane, Rows out);
+  void project_hidden(const Layer& layer, const RowChunk& chunk, int index, int64_t plane,
+                      Rows out);
   void attend(const Layer& layer, const RowChunk& chunk, int index, int64_t plane);
   void feed_forward(const Layer& layer, const RowChunk& chunk, int index);
   void branch(Rows in, int64_t rows, const Weight& weight, const Vector& norm_out, float* state);

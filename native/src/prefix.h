@@ -77,8 +77,3 @@ KeepPlaces keep_places(const PrefixState& state);
 std::shared_ptr<Block> allocate_states(const Engine& engine, int64_t tokens, Owner owner);
 
 }  // namespace tinyloop
-
-// The opaque handle of the public header.
-struct tinyloop::PrefixCache {
-  std::shared_ptr<tinyloop::PrefixState> state;
-};

@@ -1,5 +1,5 @@
-// Keys and values out of stored hidden states: the same products, preparation and rounding that made
-// them the first time, so the same bits.
+// Keys and values out of stored hidden states: the same products, preparation and rounding that
+// made them the first time, so the same bits.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,8 @@ void place_rope(const Engine& engine, int64_t position, int64_t rows, float* rop
 // How a layer's heads are prepared; without queries the rows hold k and v only.
 HeadPrep head_prep(const Engine& engine, const Layer& layer, bool with_queries);
 
-// One plane of all stored tokens of `view` into plane `hot_plane` of `hot`, which begins at position
-// 0. rope: of positions 0 .. view.length - 1. Uses the scratch of one chunk.
+// One plane of all stored tokens of `view` into plane `hot_plane` of `hot`, which begins at
+// position 0. rope: of positions 0 .. view.length - 1. Uses the scratch of one chunk.
 void rebuild_plane(Engine& engine, const Layer& layer, int64_t plane, const CacheView& view,
                    const KvSegment& hot, int64_t hot_plane, const float* rope);
 

@@ -145,6 +145,14 @@ void ResumeState::require_open() const {
   }
 }
 
+size_t ResumeState::bytes() const { return rows->bytes(); }
+
+std::shared_ptr<PrefixState> ResumeState::as_prefix() const {
+  if (rows->has_planes()) return rows;
+  throw MismatchError(
+      "cannot use the resume handle as a prefix: it kept no cache; start it with keep_cache");
+}
+
 std::vector<std::shared_ptr<ResumeState>> start(const std::shared_ptr<Engine>& engine,
                                                 const std::vector<StartItem>& items, int depth,
                                                 int max_depth, bool keep_cache) {
@@ -152,9 +160,8 @@ std::vector<std::shared_ptr<ResumeState>> start(const std::shared_ptr<Engine>& e
   check_depth(depth);
   check_depth(max_depth);
   if (max_depth < depth) {
-    throw InvalidInputError("cannot start at depth " + std::to_string(depth) +
-                            " with max_depth=" + std::to_string(max_depth) +
-                            ": it must be at least as deep");
+    throw InvalidInputError("cannot start at depth " + std::to_string(depth) + " with max_depth=" +
+                            std::to_string(max_depth) + ": it must be at least as deep");
   }
   for (size_t i = 0; i < items.size(); ++i) check_item(*engine, items[i], i, depth);
   std::vector<std::shared_ptr<ResumeState>> handles;

@@ -20,11 +20,15 @@ struct ResumeState {
   std::vector<int32_t> ids;             // all of the item's, the last one included
   size_t n_scored = 0;
   int max_depth = 0;
-  int64_t open_end = 0;  // prefix-LM: length of the prompt
+  int64_t open_end = 0;         // prefix-LM: length of the prompt
   std::vector<float> logprobs;  // [n_scored], at the present depth
   std::vector<uint8_t> greedy;
 
   int depth() const { return rows->depth; }
+  // Bytes that it holds alone, planes not yet used included.
+  size_t bytes() const;
+  // The rows as a prefix. Throws MismatchError if no cache was kept.
+  std::shared_ptr<PrefixState> as_prefix() const;
   // Throws ClosedHandleError after the model was closed.
   void require_open() const;
 };
@@ -50,8 +54,3 @@ void upgrade(const std::shared_ptr<Engine>& engine,
              const std::vector<std::shared_ptr<PrefixState>>* prefixes = nullptr);
 
 }  // namespace tinyloop
-
-// The opaque handle of the public header.
-struct tinyloop::ResumeHandle {
-  std::shared_ptr<tinyloop::ResumeState> state;
-};

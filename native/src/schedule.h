@@ -11,13 +11,13 @@ namespace tinyloop {
 // One step over all rows. States are FP32 [rows, hidden]; state 0 is `main`.
 struct Step {
   enum class Kind {
-    kLayer,     // state = layer(state)
-    kNorm,      // state = norm(state), the final norm
-    kAdapter,   // state = adapter [state, other]
-    kAdd,       // state += other
-    kCopy,      // state = other
-    kInit,      // state = the descriptor's state_init (zeros or the seeded normal)
-    kLowInit,   // state = the stored start of the low stack
+    kLayer,    // state = layer(state)
+    kNorm,     // state = norm(state), the final norm
+    kAdapter,  // state = adapter [state, other]
+    kAdd,      // state += other
+    kCopy,     // state = other
+    kInit,     // state = the descriptor's state_init (zeros or the seeded normal)
+    kLowInit,  // state = the stored start of the low stack
   };
   Kind kind = Kind::kLayer;
   int state = 0;

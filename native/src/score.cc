@@ -107,7 +107,8 @@ class ScoreCall {
   }
 
   // The head rows of some sequences of the pass, one after the other.
-  void take(const Pass& pass, const std::vector<size_t>& members, const std::vector<size_t>& which) {
+  void take(const Pass& pass, const std::vector<size_t>& members,
+            const std::vector<size_t>& which) {
     head_.clear();
     for (const size_t s : which) {
       const ScoreItem& item = items_[members[s]];
@@ -179,9 +180,9 @@ class ScoreCall {
 
 void check_options(const Engine& engine, const ScoreOptions& options, const ScoreOutput& out) {
   if (std::isnan(options.exit_threshold) || options.exit_threshold <= 0.0) {
-    throw InvalidInputError("cannot score with exit_threshold=" +
-                            std::to_string(options.exit_threshold) +
-                            ": it must be above 0; 1 or more means a fixed depth");
+    throw InvalidInputError(
+        "cannot score with exit_threshold=" + std::to_string(options.exit_threshold) +
+        ": it must be above 0; 1 or more means a fixed depth");
   }
   if (options.min_depth < 1) {
     throw InvalidInputError("cannot score with min_depth=" + std::to_string(options.min_depth) +

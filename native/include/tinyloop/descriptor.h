@@ -22,8 +22,12 @@ enum class StateInit { kInput, kZero, kNormal };
 // How the prelude's output enters every loop: not at all, or state = adapter [state, input].
 enum class Inject { kNone, kLinear };
 
-enum class RopeStyle { kHalf, kPair };        // element j turns with j + head_dim / 2, or 2j with 2j + 1
-enum class QkNorm { kNone, kHead, kFull };    // before rotation: none, per head, or over the whole width
+enum class RopeStyle { kHalf, kPair };  // element j turns with j + head_dim / 2, or 2j with 2j + 1
+enum class QkNorm {
+  kNone,
+  kHead,
+  kFull
+};  // before rotation: none, per head, or over the whole width
 
 // The dims and the schedule of one model, read from a file's header. Counts are in elements,
 // token ids or loops; nothing here is in bytes.
@@ -35,7 +39,7 @@ struct Descriptor {
   int64_t n_q_heads = 0;
   int64_t n_kv_heads = 0;
   int64_t head_dim = 0;
-  int64_t n_layers = 0;  // distinct layers, in the order prelude, core, coda (or low, high stack)
+  int64_t n_layers = 0;    // distinct layers, in the order prelude, core, coda (or low, high stack)
   int64_t n_prelude = 0;   // layers that run once, before the loops
   int64_t n_coda = 0;      // layers that run once, after the loops
   int64_t n_low = 0;       // layers of the low stack; 0: one stack
@@ -45,9 +49,9 @@ struct Descriptor {
   double norm_eps = 0.0;
   NormPlacement norm_placement = NormPlacement::kPre;
   bool norm_weight = true;  // false: no norm has a weight
-  bool loop_norm = true;    // the final norm ends every loop; its output is the next loop's residual.
-                            // With two stacks: it ends every run of a stack
-  bool exit_norm = false;   // the final norm also stands between the last loop and the coda
+  bool loop_norm = true;  // the final norm ends every loop; its output is the next loop's residual.
+                          // With two stacks: it ends every run of a stack
+  bool exit_norm = false;  // the final norm also stands between the last loop and the coda
   StateInit state_init = StateInit::kInput;
   double state_std = 0.0;  // kNormal: standard deviation before the cut at three of them
   Inject inject = Inject::kNone;
@@ -55,7 +59,8 @@ struct Descriptor {
   RopeStyle rope_style = RopeStyle::kHalf;
   QkNorm qk_norm = QkNorm::kNone;
   bool attn_bias = false;  // q, k, v get a bias before norm and rotation
-  bool attn_gate = false;  // the attention's output is multiplied by sigmoid(gate), a fourth product
+  bool attn_gate =
+      false;  // the attention's output is multiplied by sigmoid(gate), a fourth product
   bool prefix_lm = false;  // a prompt is attended in both directions
   bool exit_gate = false;
   bool tied_head = false;

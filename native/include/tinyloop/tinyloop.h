@@ -8,17 +8,21 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <limits>
 #include <map>
 #include <string>
 #include <vector>
 
 #include "tinyloop/descriptor.h"
 #include "tinyloop/errors.h"
+#include "tinyloop/sampling_options.h"
 
 namespace tinyloop {
 
-struct Model;        // opaque
-struct PrefixCache;  // opaque: the prefilled state of a token prefix at one depth
+struct Model;         // opaque
+struct PrefixCache;   // opaque: the prefilled state of a token prefix at one depth
+struct ResumeHandle;  // opaque: scored ids that can go deeper later
 
 // Arithmetic of scratch and K/V. kFp32 exists to prove the logic in tests: it keeps activations and
 // K/V in float32, where kFp16 is what the memory contract describes.
@@ -29,12 +33,14 @@ struct LoadOptions {
   int max_seq_len = 2048;   // rows of one pass, 1..the model's positions
   int prefill_chunk = 0;    // scratch rows, 1..max_seq_len; 0: max_seq_len
   std::string device;       // TINYLOOP_DEVICE; "cpu"
-  std::string cache_mode;   // TINYLOOP_KV; "fp16"
+  std::string cache_mode;   // TINYLOOP_KV; "fp16" | "int8" | "h_fp16" | "h_int8" | "h_int4"
   std::string fp16_cache;   // TINYLOOP_FP16_CACHE; "off" | "auto" (resolves to off on the CPU)
   size_t budget_bytes = 0;  // hard limit of the accounting allocator; 0: none
   int threads = 0;          // compute threads; 0: as many as the process may run on
   std::string cpu_isa;  // TINYLOOP_CPU_ISA; "avx512" | "avx2" | "portable"; default: the best here
   NumericMode numeric_mode = NumericMode::kFp16;
+  std::string state_init;  // "zero" | "normal" for models whose loops start so; "": the model's own
+  uint64_t state_seed = 0;  // of "normal"
 };
 
 // Loads a model: header, quantized weights, FP16 caches, BufferPool, reconstruction scratch, in
@@ -62,6 +68,21 @@ std::string numerics_id(const Model* model);
 // Live bytes by owner; the values sum to vram_usage_bytes().
 std::map<std::string, size_t> memory_report(const Model* model);
 
+// What a load with these options would hold, from the file's header alone, and what handles cost.
+// Equal to the loaded model to the byte. Throws LoadError for a file or options that do not load.
+struct MemoryPlan {
+  std::map<std::string, size_t>
+      owners;  // bytes right after the load, as memory_report() gives them
+  size_t total = 0;
+  size_t logit_rows = 0;  // on top, from the first sampled generation on
+  size_t prefix_tokens =
+      0;                   // bytes of one prefix of the length and depth asked for, states included
+  size_t cache_token = 0;  // bytes of one more token of it, planes alone, rounding aside
+  std::vector<std::string> warnings;  // with numbers: a mode that loses memory
+};
+MemoryPlan plan_memory(const std::string& path, const LoadOptions& options, int depth,
+                       size_t prefix_length);
+
 // One item of a score call: `ids` follow the ids of `prefix` (nullptr: none). The last n_scored ids
 // are scored; 1 <= n_scored <= n_ids - 1. The rows computed are ids[0 .. n_ids - 2].
 struct ScoreRequest {
@@ -69,6 +90,8 @@ struct ScoreRequest {
   size_t n_ids = 0;
   size_t n_scored = 0;
   const PrefixCache* prefix = nullptr;
+  int depth = 0;           // loops; 0: that of the call
+  int64_t prompt_len = 0;  // prefix-LM models: the first ids that see each other both ways
 };
 
 // Natural-log probabilities of the scored ids of all requests, one request after the other.
@@ -81,11 +104,32 @@ struct ScoreRequest {
 void score(Model* model, const std::vector<ScoreRequest>& requests, int depth, float* logprobs,
            uint8_t* greedy);
 
+// The same with early exit and what each depth gives. S = sum of n_scored.
+struct ScoreExtras {
+  // A request ends after the first loop, min_depth at least, at which the cumulative exit
+  // probability (1 - product of 1 - gate) of every row that predicts a scored id is this or more.
+  // 1 or more: never.
+  double exit_threshold = std::numeric_limits<double>::infinity();
+  int min_depth = 1;
+  // Results, each null or allocated by the caller. Rows beyond a request's own depth are NaN.
+  int32_t* depths = nullptr;  // [requests]: loops that each ran
+  float* by_depth = nullptr;  // [greatest depth, S]: log-probabilities after each loop
+  float* gates = nullptr;     // [greatest depth, S]: the exit gate at the predicting row
+};
+void score(Model* model, const std::vector<ScoreRequest>& requests, int depth, float* logprobs,
+           uint8_t* greedy, const ScoreExtras& extras);
+
 // Prefills `ids` after `parent` (nullptr: from position 0) at `depth` and returns a handle that any
 // number of requests may share. A parent's memory is shared, not copied; depth must equal the
-// parent's. Throws as score() does.
+// parent's. upgradable: keep the FP32 states that upgrade_prefix() goes on from. A prefix of a
+// prefix-LM model is one whole prompt. Throws as score() does.
 PrefixCache* build_prefix(Model* model, const int32_t* ids, size_t n_ids, int depth,
-                          const PrefixCache* parent);
+                          const PrefixCache* parent, bool upgradable = true);
+
+// The same prefix at a greater depth, at the price of the missing loops. It shares the planes of
+// the old handle, which stays usable. parent: the old parent's tokens at that depth, nullptr: the
+// old parent itself, which must be deep enough.
+PrefixCache* upgrade_prefix(const PrefixCache* prefix, int depth, const PrefixCache* parent);
 
 // Frees a handle (nullptr is allowed). Memory goes when no child and no running call needs it.
 void free_prefix(PrefixCache* prefix);
@@ -93,5 +137,64 @@ void free_prefix(PrefixCache* prefix);
 // Tokens of a prefix, parents included; its own bytes, parents excluded.
 size_t prefix_length(const PrefixCache* prefix);
 size_t prefix_bytes(const PrefixCache* prefix);
+int prefix_depth(const PrefixCache* prefix);
+
+// Scores requests at `depth` and keeps what upgrades up to max_depth need: FP32 states, and with
+// keep_cache a cache with room for the planes of max_depth, so that the rows can serve as a prefix.
+// One handle a request, in order; all or nothing. Throws as score() does.
+std::vector<ResumeHandle*> start_resume(Model* model, const std::vector<ScoreRequest>& requests,
+                                        int depth, int max_depth, bool keep_cache);
+
+// Takes handles to `depth` in packed passes: exactly (bitwise) what a full run at that depth gives.
+// All or nothing. prefixes: empty, or for each handle the deeper handle of its prefix (the same
+// ids; nullptr: the one it has).
+void upgrade_resume(Model* model, const std::vector<ResumeHandle*>& handles, int depth,
+                    const std::vector<const PrefixCache*>& prefixes = {});
+
+void free_resume(ResumeHandle* handle);
+int resume_depth(const ResumeHandle* handle);
+size_t resume_bytes(const ResumeHandle* handle);
+// Of the scored ids at the present depth.
+const std::vector<float>& resume_logprobs(const ResumeHandle* handle);
+const std::vector<uint8_t>& resume_greedy(const ResumeHandle* handle);
+// The handle's rows (all ids but the last) as a prefix at its present depth; shares their memory.
+// Throws MismatchError if no cache was kept.
+PrefixCache* resume_prefix(const ResumeHandle* handle);
+
+// One request of a generate call: `ids` follow those of `prefix`.
+struct GenerateRequest {
+  const int32_t* ids = nullptr;
+  size_t n_ids = 0;  // at least 1
+  const PrefixCache* prefix = nullptr;
+  int depth = 0;  // 0: the model's own
+  int max_new_tokens = 0;
+  std::vector<int32_t> stop_ids;  // one of them ends the completion, and is its last id
+  SamplingOptions sampling;       // temperature 0: greedy
+  uint64_t seed = 0;
+  // A decoded token ends its loops by the rule of ScoreExtras; readers of its deeper planes get its
+  // last ones, so the result is approximate. 1 or more: never.
+  double exit_threshold = std::numeric_limits<double>::infinity();
+  int min_depth = 1;
+};
+
+enum class Finish { kStop, kLength };
+
+struct Completion {
+  std::vector<int32_t> ids;     // generated, a stop id included
+  std::vector<float> logprobs;  // natural log, under the model's own distribution
+  std::vector<int32_t> depths;  // loops that the row which predicted each id ran
+  Finish finish = Finish::kLength;
+};
+
+// Called for each id as it comes, in the calling thread, while the model is in use. What it throws
+// ends the call.
+using OnToken = std::function<void(size_t request, int32_t id, float logprob)>;
+
+// Completions of all requests, in one continuous batch of at most max_batch sequences (0: 64). A
+// completion depends on its own request only. When memory runs short, the youngest sequence is put
+// back and computed again, to the same numbers. Throws as score() does; OutOfMemoryError only when
+// one sequence alone does not fit.
+std::vector<Completion> generate(Model* model, const std::vector<GenerateRequest>& requests,
+                                 int max_batch = 0, const OnToken& on_token = {});
 
 }  // namespace tinyloop

@@ -129,6 +129,24 @@ void repack_scales(const TensorEntry& tensor, int64_t begin, PanelWeight& w, uin
   w.zeros = reinterpret_cast<const uint16_t*>(to + scale_bytes(w));
 }
 
+// In place, cycle by cycle, with one row aside.
+void permute_rows(uint8_t* data, size_t bytes, int64_t rows, const int32_t* from) {
+  std::vector<bool> placed(to_size(rows), false);
+  std::vector<uint8_t> aside(bytes);
+  const auto row = [&](int64_t r) { return data + to_size(r) * bytes; };
+  for (int64_t start = 0; start < rows; ++start) {
+    if (placed[to_size(start)] || from[start] == start) continue;
+    std::memcpy(aside.data(), row(start), bytes);
+    int64_t to = start;
+    for (; from[to] != start; to = from[to]) {
+      std::memcpy(row(to), row(from[to]), bytes);
+      placed[to_size(to)] = true;
+    }
+    std::memcpy(row(to), aside.data(), bytes);
+    placed[to_size(to)] = true;
+  }
+}
+
 class CpuBackend : public Backend {
  public:
   CpuBackend(const Kernels& kernels, int threads, bool fp32)
@@ -228,6 +246,9 @@ class CpuBackend : public Backend {
       kernels_.norm_add(at(branch, begin), norm, n, width, state + begin * width);
     });
   }
+  void permute(void* data, int64_t row_bytes, int64_t rows, const int32_t* from) override {
+    permute_rows(static_cast<uint8_t*>(data), to_size(row_bytes), rows, from);
+  }
   void add(float* state, const float* other, int64_t rows, int64_t width) override {
     by_rows(rows, [&](int64_t begin, int64_t n) {
       kernels_.add(state + begin * width, other + begin * width, n, width);
@@ -303,38 +324,14 @@ class CpuBackend : public Backend {
 
   void score_head(const float* state, const int32_t* rows, const int32_t* targets, int64_t n,
                   const Weight& head, const HeadScores& out) override {
-    const PanelWeight& w = panels_of(head);
-    for (int64_t first = 0; first < n; first += kRowBlock) {
-      const int64_t block = std::min(kRowBlock, n - first);
-      const int32_t* block_targets = targets == nullptr ? nullptr : targets + first;
-      by_rows(block, [&](int64_t begin, int64_t count) {
-        kernels_.pack_main(state, rows + first + begin, count, w.inputs, a(), begin);
-      });
-      threads_.run(head_tiles_, [&](int64_t item, int thread) {
-        HeadTile tile;
-        tile.a = a();
-        tile.rows = block;
-        tile.weight = &w;
-        tile.tile = item;
-        tile.tiles = head_tiles_;
-        tile.b = scratch(thread);
-        tile.c = tile.b + kTilePanels * kDepthBlock * kPanel;
-        tile.targets = block_targets;
-        tile.target_logits = target_logits_.as<float>();
-        tile.partials = partials_.as<HeadPartial>();
-        kernels_.head(tile);
-      });
-      for (int64_t i = 0; i < block; ++i) {
-        finish_row(i, block_targets == nullptr ? nullptr : block_targets + i, first + i, out);
-      }
-    }
-  }
-  void logits(const float* state, const int32_t* rows, int64_t n, const Weight& head,
-              float* out) override {
-    const PanelWeight& w = panels_of(head);
-    product(n, w, into(Into::kMain, out, w), [&](int64_t first, int64_t begin, int64_t count) {
-      kernels_.pack_main(state, rows + first + begin, count, w.inputs, a(), begin);
+    head_blocks(state, rows, targets, n, head, nullptr, [&](int64_t first, int64_t i) {
+      finish_row(i, targets == nullptr ? nullptr : targets + first + i, first + i, out);
     });
+  }
+  void logits(const float* state, const int32_t* rows, int64_t n, const Weight& head, float* out,
+              double* log_sums) override {
+    head_blocks(state, rows, nullptr, n, head, out,
+                [&](int64_t first, int64_t i) { log_sums[first + i] = log_sum(i); });
   }
   void exit_gate(const float* state, const int32_t* rows, int64_t n, int64_t width,
                  const float* weight, float bias, float* out) override {
@@ -369,6 +366,36 @@ class CpuBackend : public Backend {
   }
   static int64_t head_tiles(const WorkspaceShape& shape) {
     return (shape.vocab_size + kHeadTile - 1) / kHeadTile;
+  }
+
+  // Runs the head over blocks of rows; finish(first, i) takes row first + i, the block's i-th, from
+  // the partials.
+  template <typename Finish>
+  void head_blocks(const float* state, const int32_t* rows, const int32_t* targets, int64_t n,
+                   const Weight& head, float* logits, Finish finish) {
+    const PanelWeight& w = panels_of(head);
+    for (int64_t first = 0; first < n; first += kRowBlock) {
+      const int64_t block = std::min(kRowBlock, n - first);
+      by_rows(block, [&](int64_t begin, int64_t count) {
+        kernels_.pack_main(state, rows + first + begin, count, w.inputs, a(), begin);
+      });
+      threads_.run(head_tiles_, [&](int64_t item, int thread) {
+        HeadTile tile;
+        tile.a = a();
+        tile.rows = block;
+        tile.weight = &w;
+        tile.tile = item;
+        tile.tiles = head_tiles_;
+        tile.b = scratch(thread);
+        tile.c = tile.b + kTilePanels * kDepthBlock * kPanel;
+        tile.targets = targets == nullptr ? nullptr : targets + first;
+        tile.target_logits = target_logits_.as<float>();
+        tile.logits = logits == nullptr ? nullptr : logits + first * w.outputs;
+        tile.partials = partials_.as<HeadPartial>();
+        kernels_.head(tile);
+      });
+      for (int64_t i = 0; i < block; ++i) finish(first, i);
+    }
   }
 
   // Splits rows into runs for the threads; 16 rows are the least that is worth a hand-over.
@@ -439,25 +466,30 @@ class CpuBackend : public Backend {
     return threads_.count() == 1 ? kTilePanels : per_tile;
   }
 
-  // log p = logit - (max + log sum); tiles are folded in order, in double.
-  void finish_row(int64_t row, const int32_t* target, int64_t at, const HeadScores& out) const {
+  // max + log sum of exp(logit - max) of a row: tiles folded in order, in double.
+  double log_sum(int64_t row) const {
     const HeadPartial* partials = partials_.as<HeadPartial>() + row * head_tiles_;
     float max = partials[0].max;
-    float best = partials[0].best;
-    int32_t best_id = partials[0].best_id;
-    for (int64_t t = 1; t < head_tiles_; ++t) {
-      max = std::max(max, partials[t].max);
-      if (partials[t].best > best) {
-        best = partials[t].best;
-        best_id = partials[t].best_id;
-      }
-    }
+    for (int64_t t = 1; t < head_tiles_; ++t) max = std::max(max, partials[t].max);
     double sum = 0.0;
     for (int64_t t = 0; t < head_tiles_; ++t) {
       sum += static_cast<double>(partials[t].sum) *
              std::exp(static_cast<double>(partials[t].max) - static_cast<double>(max));
     }
-    const double total = static_cast<double>(max) + std::log(sum);
+    return static_cast<double>(max) + std::log(sum);
+  }
+
+  void finish_row(int64_t row, const int32_t* target, int64_t at, const HeadScores& out) const {
+    const HeadPartial* partials = partials_.as<HeadPartial>() + row * head_tiles_;
+    float best = partials[0].best;
+    int32_t best_id = partials[0].best_id;
+    for (int64_t t = 1; t < head_tiles_; ++t) {
+      if (partials[t].best > best) {
+        best = partials[t].best;
+        best_id = partials[t].best_id;
+      }
+    }
+    const double total = log_sum(row);
     const auto logprob = [&](float logit) {
       return static_cast<float>(static_cast<double>(logit) - total);
     };

@@ -94,6 +94,7 @@ struct HeadTile {
   float* c = nullptr;
   const int32_t* targets = nullptr;  // [rows], or null
   float* target_logits = nullptr;    // [rows]; written by the tile that holds the target
+  float* logits = nullptr;           // [rows][outputs], or null
   HeadPartial* partials = nullptr;   // [rows][tiles]
 };
 
