@@ -5,15 +5,17 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
-#include <cmath>
 #include <cstring>
-#include <optional>
+#include <initializer_list>
+#include <limits>
 #include <set>
 #include <variant>
 
 #include "crc32.h"
 #include "kv.h"
+#include "records.h"
 #include "tinyloop/errors.h"
 
 namespace tinyloop {
@@ -27,170 +29,45 @@ constexpr size_t kPreamble = 64;
 constexpr size_t kAlign = 256;
 // Far above any model and far below an overflow: products of two dims fit 64 bits.
 constexpr int64_t kMaxDim = int64_t{1} << 30;
+constexpr size_t kMaxFamilyBytes = 64;
+// What FP32 arithmetic can hold of a descriptor's number.
+constexpr double kMaxReal = std::numeric_limits<float>::max();
 
-[[noreturn]] void fail(const std::string& field, const std::string& found) {
-  throw LoadError("cannot read the model file: " + field + ": " + found);
+using records::fail;
+using records::Fields;
+using records::is_utf8;
+using records::read_values;
+using records::Reader;
+using records::text;
+
+// A text's position in a list of names is the enum's value, so the names stand in the enum's order.
+template <typename Enum>
+Enum choice(const std::string& key, const std::string& name,
+            std::initializer_list<const char*> names) {
+  int value = 0;
+  std::string all;
+  for (const char* known : names) {
+    if (name == known) return static_cast<Enum>(value);
+    all += std::string(value++ == 0 ? "'" : ", '") + known + "'";
+  }
+  fail("descriptor." + key, "'" + name + "' is none of " + all);
 }
 
-std::string text(uint64_t value) { return std::to_string(value); }
-
-// Whether the bytes are UTF-8 as RFC 3629 has it: no overlong forms, surrogates or values past
-// 10FFFF.
-bool is_utf8(const std::string& bytes) {
-  for (size_t i = 0; i < bytes.size();) {
-    const auto lead = static_cast<uint8_t>(bytes[i]);
-    const int more = lead < 0x80                   ? 0
-                     : lead >= 0xC2 && lead < 0xE0 ? 1
-                     : (lead >> 4) == 0xE          ? 2
-                     : lead >= 0xF0 && lead < 0xF5 ? 3
-                                                   : -1;
-    if (more < 0 || i + static_cast<size_t>(more) >= bytes.size()) return false;
-    for (int j = 1; j <= more; ++j) {
-      const auto next = static_cast<uint8_t>(bytes[i + static_cast<size_t>(j)]);
-      uint8_t low = 0x80, high = 0xBF;
-      if (j == 1 && lead == 0xE0) low = 0xA0;
-      if (j == 1 && lead == 0xED) high = 0x9F;
-      if (j == 1 && lead == 0xF0) low = 0x90;
-      if (j == 1 && lead == 0xF4) high = 0x8F;
-      if (next < low || next > high) return false;
-    }
-    i += static_cast<size_t>(more) + 1;
+std::string checked_family(const std::string& family) {
+  const auto printable = [](char c) { return c >= 0x20 && c < 0x7F; };
+  if (family.empty() || family.size() > kMaxFamilyBytes ||
+      !std::all_of(family.begin(), family.end(), printable)) {
+    fail("descriptor.family",
+         "is not 1 to " + text(kMaxFamilyBytes) + " printable ASCII characters");
   }
-  return true;
+  return family;
 }
 
-// Reads the header in order; every read is checked against its end.
-class Reader {
- public:
-  Reader(const uint8_t* data, size_t bytes) : at_(data), left_(bytes) {}
-
-  template <typename T>
-  T number(const std::string& field) {
-    T value;
-    std::memcpy(&value, take(sizeof(T), field), sizeof(T));
-    return value;
-  }
-  std::string bytes(size_t length, const std::string& field) {
-    return std::string(reinterpret_cast<const char*>(take(length, field)), length);
-  }
-  std::string string(size_t length, const std::string& field) {
-    std::string value = bytes(length, field);
-    if (!is_utf8(value)) fail(field, "is not UTF-8 text");
-    return value;
-  }
-  std::string short_string(const std::string& field) {
-    return string(number<uint16_t>(field + " (length)"), field);
-  }
-  // A count of records that each take at least `smallest` bytes: a lie cannot make us allocate.
-  uint32_t count(const std::string& field, size_t smallest) {
-    const auto n = number<uint32_t>(field);
-    if (n > left_ / smallest) {
-      fail(field, text(n) + " records cannot fit in the " + text(left_) + " bytes that are left");
-    }
-    return n;
-  }
-  size_t left() const { return left_; }
-
- private:
-  const uint8_t* take(size_t bytes, const std::string& field) {
-    if (bytes > left_) {
-      fail(field, "needs " + text(bytes) + " bytes, the header has " + text(left_) + " left");
-    }
-    const uint8_t* start = at_;
-    at_ += bytes;
-    left_ -= bytes;
-    return start;
-  }
-  const uint8_t* at_;
-  size_t left_;
-};
-
-enum ValueType : uint8_t { kInt = 1, kDouble = 2, kString = 3, kIntArray = 4, kBool = 5 };
-using Value = std::variant<int64_t, double, std::string, std::vector<int64_t>, bool>;
-using Values = std::map<std::string, Value>;
-
-Value read_value(Reader& in, const std::string& field) {
-  const auto type = in.number<uint8_t>(field + " (type)");
-  switch (type) {
-    case kInt:
-      return in.number<int64_t>(field);
-    case kDouble:
-      return in.number<double>(field);
-    case kString:
-      return in.string(in.number<uint32_t>(field + " (length)"), field);
-    case kIntArray: {
-      std::vector<int64_t> values(in.count(field + " (count)", sizeof(int64_t)));
-      for (int64_t& value : values) value = in.number<int64_t>(field);
-      return values;
-    }
-    case kBool: {
-      const auto flag = in.number<uint8_t>(field);
-      if (flag > 1) fail(field, "a flag is 0 or 1, found " + text(flag));
-      return flag == 1;
-    }
-    default:
-      fail(field, "unknown value type " + text(type));
-  }
-}
-
-Values read_values(Reader& in, const std::string& section) {
-  Values values;
-  const uint32_t n = in.count(section + " (count)", 4);
-  for (uint32_t i = 0; i < n; ++i) {
-    const std::string key = in.short_string(section + " key " + text(i));
-    if (!values.emplace(key, read_value(in, section + "." + key)).second) {
-      fail(section + "." + key, "the key occurs twice");
-    }
-  }
-  return values;
-}
-
-// Takes known keys out of a section; what stays is unknown to this version.
-class Fields {
- public:
-  explicit Fields(Values values) : values_(std::move(values)) {}
-
-  template <typename T>
-  T take(const std::string& key) {
-    const auto found = values_.find(key);
-    if (found == values_.end()) fail("descriptor." + key, "is missing");
-    const T* value = std::get_if<T>(&found->second);
-    if (value == nullptr) fail("descriptor." + key, "has a value of the wrong type");
-    T result = *value;
-    values_.erase(found);
-    return result;
-  }
-  int64_t take_int(const std::string& key, int64_t low, int64_t high) {
-    const auto value = take<int64_t>(key);
-    if (value < low || value > high) {
-      fail("descriptor." + key, std::to_string(value) + " is outside " + std::to_string(low) +
-                                    ".." + std::to_string(high));
-    }
-    return value;
-  }
-  template <typename T>
-  void expect(const std::string& key, const T& only) {
-    if (take<T>(key) != only) fail("descriptor." + key, "has a value that version 1 does not know");
-  }
-  void expect_empty() const {
-    if (!values_.empty()) {
-      fail("descriptor." + values_.begin()->first, "is a key that version 1 does not know");
-    }
-  }
-
- private:
-  Values values_;
-};
-
-NormPlacement norm_placement(const std::string& name) {
-  if (name == "pre") return NormPlacement::kPre;
-  if (name == "sandwich") return NormPlacement::kSandwich;
-  fail("descriptor.norm_placement", "'" + name + "' is neither 'pre' nor 'sandwich'");
-}
-
-Descriptor read_descriptor(Fields in) {
+// A key that a file lacks has the default that stands here: files of the first families were
+// written without it.
+Descriptor take_descriptor(Fields& in) {
   Descriptor d;
-  d.family = in.take<std::string>("family");
+  d.family = checked_family(in.take<std::string>("family"));
   d.vocab_size = in.take_int("vocab_size", 1, int64_t{1} << 24);
   d.hidden_size = in.take_int("hidden_size", 1, 1 << 20);
   d.ffn_size = in.take_int("ffn_size", 1, 1 << 20);
@@ -198,23 +75,48 @@ Descriptor read_descriptor(Fields in) {
   d.n_kv_heads = in.take_int("n_kv_heads", 1, 1 << 12);
   d.head_dim = in.take_int("head_dim", 2, 256);
   d.n_layers = in.take_int("n_layers", 1, 1 << 12);
+  d.n_prelude = in.take_count("n_prelude", 1 << 12);
+  d.n_coda = in.take_count("n_coda", 1 << 12);
+  d.n_low = in.take_count("n_low", 1 << 12);
+  d.low_cycles = in.take_count("low_cycles", 1 << 12);
   d.max_positions = in.take_int("max_positions", 1, kMaxDim);
   d.loops = in.take_int("loops", 1, 1 << 12);
   d.norm_eps = in.take<double>("norm_eps");
-  d.norm_placement = norm_placement(in.take<std::string>("norm_placement"));
+  d.norm_placement = choice<NormPlacement>("norm_placement", in.take<std::string>("norm_placement"),
+                                           {"pre", "sandwich", "branch", "sum"});
+  d.norm_weight = in.take_or("norm_weight", true);
   d.loop_norm = in.take<bool>("loop_norm");
-  in.expect<std::string>("rope_style", "half");
+  d.exit_norm = in.take_or("exit_norm", false);
+  d.state_init = choice<StateInit>("state_init", in.take_or<std::string>("state_init", "input"),
+                                   {"input", "zero", "normal"});
+  d.state_std = in.take_or("state_std", 0.0);
+  d.inject =
+      choice<Inject>("inject", in.take_or<std::string>("inject", "none"), {"none", "linear"});
+  d.embed_scale = in.take_or("embed_scale", 1.0);
+  d.rope_style =
+      choice<RopeStyle>("rope_style", in.take<std::string>("rope_style"), {"half", "pair"});
+  d.qk_norm = choice<QkNorm>("qk_norm", in.take_or<std::string>("qk_norm", "none"),
+                             {"none", "head", "full"});
   d.exit_gate = in.take<bool>("exit_gate");
   d.tied_head = in.take<bool>("tied_head");
-  in.expect<bool>("attn_bias", false);
+  d.attn_bias = in.take<bool>("attn_bias");
+  d.attn_gate = in.take_or("attn_gate", false);
+  d.prefix_lm = in.take_or("prefix_lm", false);
   d.bos_id = in.take_int("bos_id", -1, d.vocab_size - 1);
   d.eos_ids = in.take<std::vector<int64_t>>("eos_ids");
   d.add_bos = in.take<bool>("add_bos");
   d.chat_template = in.take<std::string>("chat_template");
   in.expect_empty();
+  return d;
+}
 
+void check_numbers(const Descriptor& d) {
   if (!(d.norm_eps > 0.0) || !(d.norm_eps < 1.0)) {
     fail("descriptor.norm_eps", std::to_string(d.norm_eps) + " is outside (0, 1)");
+  }
+  if (!(d.embed_scale > 0.0) || !(d.embed_scale <= kMaxReal)) {
+    fail("descriptor.embed_scale",
+         std::to_string(d.embed_scale) + " is not a positive finite number");
   }
   if (d.n_q_heads % d.n_kv_heads != 0) {
     fail("descriptor.n_kv_heads",
@@ -226,13 +128,74 @@ Descriptor read_descriptor(Fields in) {
                                       text(kMaxGroupedHeads) + " are known to version 1");
   }
   if (d.head_dim % 2 != 0) fail("descriptor.head_dim", text(d.head_dim) + " is odd");
-  if (!d.loop_norm) fail("descriptor.loop_norm", "false is not known to version 1");
+}
+
+// The one arithmetic that is known for two stacks.
+void check_two_stacks(const Descriptor& d) {
+  const auto require = [](bool holds, const char* key, const char* value) {
+    if (!holds) {
+      fail(std::string("descriptor.") + key,
+           std::string("must be ") + value + " in a model of two stacks");
+    }
+  };
+  require(d.n_prelude == 0, "n_prelude", "0");
+  require(d.n_coda == 0, "n_coda", "0");
+  require(d.inject == Inject::kNone, "inject", "'none'");
+  require(d.state_init == StateInit::kInput, "state_init", "'input'");
+  require(d.loop_norm, "loop_norm", "true");
+  require(!d.exit_norm, "exit_norm", "false");
+  require(!d.norm_weight, "norm_weight", "false");
+  require(!d.exit_gate, "exit_gate", "false");
+}
+
+// The rules between keys, in the order of both readers.
+void check_schedule(const Descriptor& d) {
+  if (d.n_prelude + d.n_coda >= d.n_layers) {
+    fail("descriptor.n_prelude", text(d.n_prelude) + " and n_coda " + text(d.n_coda) +
+                                     " leave no layer of " + text(d.n_layers) + " to loop");
+  }
+  if (d.n_low >= d.n_layers) {
+    fail("descriptor.n_low",
+         text(d.n_low) + " leaves no layer of " + text(d.n_layers) + " for the high stack");
+  }
+  if ((d.n_low > 0) != (d.low_cycles > 0)) {
+    fail("descriptor.low_cycles",
+         text(d.low_cycles) + " does not go with n_low " + text(d.n_low) + ": both or neither");
+  }
+  if (d.n_low > 0) check_two_stacks(d);
+  if (d.inject == Inject::kNone && d.state_init != StateInit::kInput) {
+    fail("descriptor.state_init", "not 'input' without inject: the input would never be read");
+  }
+  const bool normal = d.state_init == StateInit::kNormal;
+  if (normal ? !(d.state_std > 0.0 && d.state_std <= kMaxReal) : d.state_std != 0.0) {
+    fail("descriptor.state_std",
+         std::to_string(d.state_std) + ": positive where state_init is 'normal', 0 otherwise");
+  }
+  if (d.exit_norm && (d.loop_norm || d.n_coda == 0)) {
+    fail("descriptor.exit_norm", "needs a coda and no loop_norm");
+  }
+  if (d.loop_norm && d.n_coda > 0) {
+    fail("descriptor.loop_norm", "must be false in a model with a coda");
+  }
+  if (d.exit_gate && !d.loop_norm) {
+    fail("descriptor.exit_gate", "needs loop_norm: it reads the normed state after each loop");
+  }
+}
+
+void check_token_ids(const Descriptor& d) {
   if (d.add_bos && d.bos_id < 0) fail("descriptor.add_bos", "is true, but there is no bos_id");
   for (const int64_t id : d.eos_ids) {
     if (id < 0 || id >= d.vocab_size) {
       fail("descriptor.eos_ids", std::to_string(id) + " is outside the vocabulary");
     }
   }
+}
+
+Descriptor read_descriptor(Fields in) {
+  Descriptor d = take_descriptor(in);
+  check_numbers(d);
+  check_schedule(d);
+  check_token_ids(d);
   return d;
 }
 

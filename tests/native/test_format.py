@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
 import zlib
 from pathlib import Path
@@ -10,10 +11,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tinyloop.native import LoadError, load_model
+from tinyloop.native.descriptor import DEFAULTS, KEYS, check_descriptor, expected_tensors, tensor_count
 from tinyloop.native.format import FormatError, read_header, read_tensor, write_model
+from tinyloop.native.layout import align, pack_prefix
+from tinyloop.native.models import default_model_path
+from tinyloop.native.records import Value, pack_section
 from tinyloop.native.weights import QuantWeight, decode_quantized, encode_tensor, pack_codes, unpack_codes
 
-from .tiny_models import random_tensors, stored, tiny_descriptor, write_tiny
+from .tiny_models import FAMILIES, random_tensors, stored, tiny_descriptor, write_tiny
 
 
 @pytest.fixture(scope="module")
@@ -26,8 +32,8 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return path.read_bytes()
 
 
-@pytest.mark.parametrize("family", ["llama", "ouro"])
-@pytest.mark.parametrize("bits", [4, 8, 16, 32])
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("bits", [4, 32])
 def test_model_comes_back_as_written(tmp_path: Path, family: str, bits: int) -> None:
     descriptor = tiny_descriptor(family, eos_ids=(2, 5), chat_template="{{ é }}")
     source = random_tensors(descriptor, 7)
@@ -132,26 +138,160 @@ def test_lies_under_a_right_checksum_are_refused(sample: bytes, tmp_path: Path) 
     assert refused > 700  # the rest are texts, flags and eps, which may hold another value
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("n_layers", 0),
-        ("n_kv_heads", 3),
-        ("head_dim", 15),
-        ("norm_eps", float("nan")),
-        ("loop_norm", False),
-        ("bos_id", 61),
-        ("eos_ids", (61,)),
-        ("attn_bias", True),
-        ("rope_style", "adjacent"),
-        ("family", "gpt"),
-        ("vocab_size", 2**40),
-        ("hidden_size", 48.0),
-    ],
-)
-def test_wrong_descriptor_is_refused_by_name(key: str, value: object) -> None:
-    with pytest.raises(FormatError, match=key):
-        tiny_descriptor("ouro", **{key: value})  # type: ignore[arg-type]
+# Written before a key existed, and what such a file has always meant.
+OLD_KEYS = [key for key in KEYS if key not in DEFAULTS]
+
+
+def test_the_shipped_file_lacks_the_newer_keys_and_keeps_its_identity() -> None:
+    header = read_header(default_model_path())
+    assert header.digest == "6377bd3fc7e78594fb3a982e0c8be10b15aaa31f00c44d010a0bc61a421e835b"
+    assert {key: header.descriptor[key] for key in DEFAULTS} == DEFAULTS
+
+
+def test_writer_writes_every_key(tmp_path: Path) -> None:
+    written = write_model(
+        tmp_path / "m.tloop",
+        {key: tiny_descriptor("ouro")[key] for key in OLD_KEYS},
+        random_tensors(tiny_descriptor("ouro"), 0),
+        b"",
+        {},
+    )
+    assert written.descriptor == tiny_descriptor("ouro")
+    for key in KEYS:
+        assert f"{chr(len(key))}\0{key}".encode() in (tmp_path / "m.tloop").read_bytes()
+
+
+# (family, key, value): each breaks one rule, and the message names the key.
+BROKEN: list[tuple[str, str, Value]] = [
+    ("ouro", "n_layers", 0),
+    ("ouro", "n_kv_heads", 3),
+    ("ouro", "head_dim", 15),
+    ("ouro", "norm_eps", float("nan")),
+    ("ouro", "bos_id", 61),
+    ("ouro", "eos_ids", (61,)),
+    ("ouro", "rope_style", "adjacent"),
+    ("ouro", "family", ""),
+    ("ouro", "family", "a\tb"),
+    ("ouro", "family", "ö"),
+    ("ouro", "family", "x" * 65),
+    ("ouro", "vocab_size", 2**40),
+    ("ouro", "hidden_size", 48.0),
+    ("ouro", "norm_placement", "post"),
+    ("ouro", "norm_weight", 1),
+    ("ouro", "qk_norm", True),
+    ("ouro", "surprise", 1),
+    ("ouro", "n_prelude", -1),
+    ("ouro", "n_prelude", 2),
+    ("ouro", "n_prelude", 5000),
+    ("ouro", "n_low", 2),
+    ("ouro", "low_cycles", 1),
+    ("ouro", "loop_norm", False),  # its gate reads the normed state
+    ("ouro", "exit_norm", True),
+    ("ouro", "state_init", "zero"),
+    ("ouro", "state_std", 0.5),
+    ("ouro", "embed_scale", 0.0),
+    ("ouro", "embed_scale", -1.0),
+    ("ouro", "embed_scale", float("inf")),
+    ("ouro", "embed_scale", 1e39),
+    ("llama", "n_coda", 1),
+    ("loop_range", "n_coda", 3),
+    ("loop_range", "loop_norm", True),
+    ("loop_range", "exit_gate", True),
+    ("huginn", "state_std", 0.0),
+    ("huginn", "state_std", float("nan")),
+    ("huginn", "state_init", "vector"),
+    ("huginn", "state_init", "zero"),  # a standard deviation that nothing would use
+    ("huginn", "inject", "none"),
+    ("huginn", "inject", "add"),
+    ("huginn_zero", "state_std", float("nan")),
+    ("hrm_text", "n_low", 3),
+    ("hrm_text", "low_cycles", 0),
+    ("hrm_text", "n_prelude", 1),
+    ("hrm_text", "n_coda", 1),
+    ("hrm_text", "inject", "linear"),
+    ("hrm_text", "norm_weight", True),
+    ("hrm_text", "loop_norm", False),
+    ("hrm_text", "exit_norm", True),
+    ("hrm_text", "exit_gate", True),
+]
+NAMED_OTHERWISE = {
+    ("huginn", "inject", "none"): "state_init",
+    ("huginn", "state_init", "zero"): "state_std",
+    ("loop_range", "loop_norm", True): "exit_norm|loop_norm",
+    ("llama", "n_coda", 1): "loop_norm",
+    ("loop_range", "n_coda", 3): "n_prelude",
+    ("ouro", "loop_norm", False): "exit_gate",
+}
+ALLOWED: list[tuple[str, str, Value]] = [
+    ("ouro", "family", "!~ " + 61 * "x"),
+    ("ouro", "n_prelude", 1),
+    ("ouro", "norm_weight", False),
+    ("ouro", "rope_style", "pair"),
+    ("ouro", "attn_gate", True),
+    ("ouro", "prefix_lm", True),
+    ("ouro", "inject", "linear"),
+    ("llama", "loop_norm", False),
+    ("loop_range", "exit_norm", True),
+    ("huginn", "exit_norm", False),
+    ("huginn", "norm_placement", "pre"),
+    ("huginn", "embed_scale", 3e38),
+    ("hrm_text", "norm_placement", "sum"),
+    ("hrm_text", "qk_norm", "full"),
+]
+
+
+def _bare_file(path: Path, descriptor: dict[str, Value]) -> Path:
+    """Nothing but a descriptor, under a right checksum: no reader comes to miss the rest of a broken one."""
+    head = pack_section(descriptor, "descriptor")
+    size = align(64 + len(head))
+    path.write_bytes((pack_prefix(zlib.crc32(head), len(head), size, size) + head).ljust(size, b"\0"))
+    return path
+
+
+@pytest.mark.parametrize(("family", "key", "value"), BROKEN)
+def test_both_readers_refuse_what_breaks_a_rule(tmp_path: Path, family: str, key: str, value: Value) -> None:
+    path = _bare_file(tmp_path / "m.tloop", {**tiny_descriptor(family), key: value})
+    named = NAMED_OTHERWISE.get((family, key, value), key)
+    with pytest.raises(FormatError, match=f"descriptor '{named}'"):
+        read_header(path)
+    with pytest.raises(LoadError, match=rf"descriptor\.{named}"):
+        load_model(path)
+
+
+@pytest.mark.parametrize(("family", "key", "value"), ALLOWED)
+def test_both_readers_take_what_breaks_none(tmp_path: Path, family: str, key: str, value: Value) -> None:
+    header = write_tiny(tmp_path / "m.tloop", family, bits=16, **{key: value})
+    assert header.descriptor[key] == value
+    assert len(header.tensors) == tensor_count(header.descriptor)
+    load_model(tmp_path / "m.tloop", max_seq_len=8).close()
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_both_readers_know_which_keys_may_be_absent(tmp_path: Path, key: str) -> None:
+    """A file of this model without the key: the default where there is one, refused by name elsewhere."""
+    without = {name: value for name, value in tiny_descriptor("ouro").items() if name != key}
+    if key in DEFAULTS:
+        assert check_descriptor(without) == tiny_descriptor("ouro")
+    path = _bare_file(tmp_path / "m.tloop", without)
+    # What follows a descriptor that was taken is missing.
+    python, engine = ("metadata count", r"metadata \(count\)") if key in DEFAULTS else (f"'{key}'", key)
+    with pytest.raises(FormatError, match=python):
+        read_header(path)
+    with pytest.raises(LoadError, match=engine):
+        load_model(path)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_count_of_tensors_is_that_of_their_names(family: str) -> None:
+    for placement, weight, bias in itertools.product(
+        ("pre", "sandwich", "branch", "sum"), (True, False), (True, False)
+    ):
+        if weight and FAMILIES[family].get("n_low"):
+            continue
+        descriptor = tiny_descriptor(
+            family, norm_placement=placement, norm_weight=weight, attn_bias=bias, attn_gate=bias
+        )
+        assert tensor_count(descriptor) == len(expected_tensors(descriptor))
 
 
 def test_wrong_tensors_are_refused_by_name(tmp_path: Path) -> None:

@@ -50,7 +50,66 @@ _OURO: Descriptor = {
     "bos_id": 0,
     "eos_ids": (0,),
 }
-FAMILIES = {"llama": _LLAMA, "ouro": _OURO}
+_HUGINN: Descriptor = {
+    **_LLAMA,
+    "family": "huginn",
+    "n_kv_heads": 4,
+    "n_layers": 4,
+    "n_prelude": 1,
+    "n_coda": 1,
+    "loops": 4,
+    "norm_eps": 1e-6,
+    "norm_placement": "sum",
+    "loop_norm": False,
+    "exit_norm": True,
+    "state_init": "normal",
+    "state_std": 0.632,
+    "inject": "linear",
+    "embed_scale": 48.0**0.5,
+    "rope_style": "pair",
+    "attn_bias": True,
+}
+_RETROFIT: Descriptor = {
+    **_HUGINN,
+    "family": "retrofit",
+    "n_kv_heads": 2,
+    "norm_eps": 1e-5,
+    "norm_placement": "pre",
+    "exit_norm": False,
+    "embed_scale": 1.0,
+    "rope_style": "half",
+    "attn_bias": False,
+    "tied_head": False,
+}
+_HRM_TEXT: Descriptor = {
+    **_LLAMA,
+    "family": "hrm_text",
+    "n_kv_heads": 4,
+    "n_layers": 3,
+    "n_low": 1,
+    "low_cycles": 3,
+    "loops": 2,
+    "norm_eps": 1e-6,
+    "norm_weight": False,
+    "embed_scale": 50.0,
+    "attn_gate": True,
+    "prefix_lm": True,
+    "tied_head": False,
+}
+FAMILIES: dict[str, Descriptor] = {
+    "llama": _LLAMA,
+    "qwen2": {**_LLAMA, "family": "qwen2", "attn_bias": True},
+    "qwen3": {**_LLAMA, "family": "qwen3", "qk_norm": "head", "head_dim": 24},
+    "olmo2": {**_LLAMA, "family": "olmo2", "qk_norm": "full", "norm_placement": "branch", "tied_head": False},
+    "ouro": _OURO,
+    "nanbeige": {**_LLAMA, "family": "nanbeige", "loops": 2, "head_dim": 24, "tied_head": False},
+    "loop_range": {**_LLAMA, "n_layers": 4, "n_prelude": 1, "n_coda": 1, "loops": 3, "loop_norm": False},
+    "huginn": _HUGINN,
+    "huginn_zero": {**_HUGINN, "state_init": "zero", "state_std": 0.0},
+    "retrofit": _RETROFIT,
+    "retrofit_olmo": {**_RETROFIT, "family": "retrofit_olmo", "norm_placement": "branch", "qk_norm": "full"},
+    "hrm_text": _HRM_TEXT,
+}
 
 
 def tiny_descriptor(family: str, /, **overrides: Value) -> Descriptor:
@@ -66,43 +125,80 @@ def random_tensors(descriptor: Descriptor, seed: int, outlier_channels: int = 2)
     scale: otherwise the model would amplify any rounding, and a comparison would measure that instead.
     """
     rng = np.random.default_rng(seed)
-    tensors: TensorMap = {}
-    for name, dims in expected_tensors(descriptor).items():
-        if name == "rope.inv_freq":
-            values = 10000.0 ** -(np.arange(dims[0]) / dims[0])
-        elif name in ("embed", "exit_gate.bias"):
-            values = rng.standard_normal(dims)
-        elif len(dims) == 2 or name == "exit_gate.weight":
-            values = rng.standard_normal(dims) / np.sqrt(dims[-1])
-        else:
-            values = 1 + 0.2 * rng.standard_normal(dims)
-        tensors[name] = values.astype(np.float32)
+    tensors = {name: _random(name, dims, rng) for name, dims in expected_tensors(descriptor).items()}
+    tensors["embed"] /= np.float32(descriptor["embed_scale"])
+    # Where matrices read normed values the norm before each can make room for its outliers.
+    normed = descriptor["norm_weight"] and descriptor["norm_placement"] != "branch"
     for i in range(integer(descriptor, "n_layers")):
-        _add_layer_outliers(tensors, descriptor, f"layers.{i}", outlier_channels, rng)
-    channels = rng.choice(len(tensors["final_norm"]), outlier_channels, replace=False)
-    tensors["embed" if descriptor["tied_head"] else "head"][:, channels] *= OUTLIER
-    tensors["final_norm"][channels] /= OUTLIER
+        if normed:
+            _add_input_outliers(tensors, descriptor, f"layers.{i}", outlier_channels, rng)
+        _add_inner_outliers(tensors, descriptor, f"layers.{i}", outlier_channels, rng)
+    channels = rng.choice(integer(descriptor, "hidden_size"), outlier_channels, replace=False)
+    if normed:
+        tensors["embed" if descriptor["tied_head"] else "head"][:, channels] *= OUTLIER
+        tensors["final_norm"][channels] /= OUTLIER
+    else:
+        _add_residual_outliers(tensors, descriptor, channels)
     return tensors
 
 
-def _add_layer_outliers(
+def _random(name: str, dims: tuple[int, ...], rng: np.random.Generator) -> NDArray[np.float32]:
+    if name == "rope.inv_freq":
+        values = 10000.0 ** -(np.arange(dims[0]) / dims[0])
+    elif name in ("embed", "exit_gate.bias", "low_init"):
+        values = rng.standard_normal(dims)
+    elif len(dims) == 2 or name == "exit_gate.weight":
+        values = rng.standard_normal(dims) / np.sqrt(dims[-1])
+    elif name.endswith("qkv_bias"):
+        values = 0.5 * rng.standard_normal(dims)
+    else:
+        values = 1 + 0.2 * rng.standard_normal(dims)
+    return values.astype(np.float32)
+
+
+def _add_input_outliers(
     tensors: TensorMap, descriptor: Descriptor, layer: str, count: int, rng: np.random.Generator
 ) -> None:
     for matrix, norm in (("qkv", "norm_attn_in"), ("gate_up", "norm_ffn_in")):
         channels = rng.choice(integer(descriptor, "hidden_size"), count, replace=False)
         tensors[f"{layer}.{matrix}"][:, channels] *= OUTLIER
         tensors[f"{layer}.{norm}"][channels] /= OUTLIER
+
+
+def _add_inner_outliers(
+    tensors: TensorMap, descriptor: Descriptor, layer: str, count: int, rng: np.random.Generator
+) -> None:
     n_q, n_kv, head_dim, ffn = (
         integer(descriptor, key) for key in ("n_q_heads", "n_kv_heads", "head_dim", "ffn_size")
     )
     channels = rng.choice(head_dim, min(count, head_dim), replace=False)
     by_head = tensors[f"{layer}.o"].reshape(-1, n_q, head_dim)
     by_head[:, :, channels] *= OUTLIER
-    values = tensors[f"{layer}.qkv"][(n_q + n_kv) * head_dim :].reshape(n_kv, head_dim, -1)
-    values[:, channels] /= OUTLIER
+    value_rows = slice((n_q + n_kv) * head_dim, (n_q + 2 * n_kv) * head_dim)
+    for name in ("qkv", "qkv_bias"):
+        if f"{layer}.{name}" in tensors:
+            values = tensors[f"{layer}.{name}"][value_rows].reshape(n_kv, head_dim, -1)
+            values[:, channels] /= OUTLIER
     channels = rng.choice(ffn, count, replace=False)
     tensors[f"{layer}.down"][:, channels] *= OUTLIER
     tensors[f"{layer}.gate_up"][ffn + channels] /= OUTLIER
+
+
+def _add_residual_outliers(tensors: TensorMap, descriptor: Descriptor, channels: NDArray[np.int64]) -> None:
+    """The same channels of every matrix that reads the residual; all that writes them is made smaller."""
+    branch = descriptor["norm_placement"] == "branch"
+    for name, tensor in tensors.items():
+        part = name.split(".")[-1]
+        if part in ("qkv", "gate_up", "head"):
+            tensor[:, channels] *= OUTLIER
+        elif part == "embed":
+            tensor[:, channels] /= OUTLIER
+        elif part in (
+            "adapter",
+            "low_init",
+            *(("norm_attn_out", "norm_ffn_out") if branch else ("o", "down")),
+        ):
+            tensor[channels] /= OUTLIER
 
 
 def stored(tensors: TensorMap, bits: int, group: int = 64) -> dict[str, Tensor]:
@@ -120,7 +216,7 @@ def stored(tensors: TensorMap, bits: int, group: int = 64) -> dict[str, Tensor]:
 
 
 def write_tiny(
-    path: Path, family: str, *, bits: int, group: int = 64, seed: int = 0, **overrides: Value
+    path: Path, family: str, /, *, bits: int, group: int = 64, seed: int = 0, **overrides: Value
 ) -> Header:
     """A tiny random model as a file, without a tokenizer."""
     descriptor = tiny_descriptor(family, **overrides)
