@@ -2,30 +2,38 @@
 
 from ._core import (
     ClosedHandleError,
+    Completion,
     ConcurrentUseError,
+    GenerateRequest,
     InvalidInputError,
     LoadError,
     MismatchError,
     Model,
     OutOfMemoryError,
     PrefixCache,
+    ResumeHandle,
     RowBudgetError,
     ScoreResult,
     TinyLoopError,
 )
-from .engine import load_model
+from .engine import MemoryPlan, load_model, plan
 
 __all__ = [
     "ClosedHandleError",
+    "Completion",
     "ConcurrentUseError",
+    "GenerateRequest",
     "InvalidInputError",
     "LoadError",
+    "MemoryPlan",
     "MismatchError",
     "Model",
     "OutOfMemoryError",
     "PrefixCache",
+    "ResumeHandle",
     "RowBudgetError",
     "ScoreResult",
     "TinyLoopError",
     "load_model",
+    "plan",
 ]

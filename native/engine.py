@@ -1,13 +1,15 @@
-"""Loading a model: the keywords, and the digest that names the file."""
+"""Loading a model: the keywords, the digest that names the file, and the memory that it will take."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import warnings
+from dataclasses import dataclass
 from typing import Literal
 
+from . import _core
 from ._core import LoadError, Model
-from ._core import load_model as _load_model
 
 PREAMBLE_BYTES = 64
 # What the C++ side holds in 32 bits; anything larger is as wrong as anything negative.
@@ -39,6 +41,8 @@ def load_model(
     threads: int | None = None,
     numeric_mode: Literal["fp16", "fp32"] = "fp16",
     cpu_isa: str | None = None,
+    state_init: Literal["zero", "normal"] | None = None,
+    state_seed: int = 0,
 ) -> Model:
     """Load one model, all or nothing.
 
@@ -47,18 +51,103 @@ def load_model(
         max_seq_len: rows (new tokens of all sequences) of one pass, 1..the model's positions.
         prefill_chunk: rows of the FP16 scratch, 0..max_seq_len; 0 means all. Less memory, same numbers.
         device: "cpu". Default: the switch TINYLOOP_DEVICE, else "cpu".
-        cache_mode: how keys and values are stored, "fp16". Default: TINYLOOP_KV, else "fp16".
+        cache_mode: how handles store tokens: "fp16" or "int8" keys and values, or the layers' inputs as
+            "h_fp16", "h_int8" or "h_int4", from which keys and values are rebuilt. Default: TINYLOOP_KV, else
+            "fp16".
         fp16_cache: FP16 copies of hot weights, "off" or "auto". Default: TINYLOOP_FP16_CACHE, else "auto".
         budget_bytes: hard limit on everything the model and its handles hold; None: no limit.
         threads: compute threads, at least 1; None: as many as the process may run on.
         numeric_mode: "fp16" is the product; "fp32" keeps activations and K/V in float32 and is for tests.
         cpu_isa: "avx512", "avx2" or "portable", all with the same bits. Default: TINYLOOP_CPU_ISA, else the
             best one here.
+        state_init: what the loops start from, for models that leave it open: "zero", or "normal" drawn for
+            each token from (state_seed, position). Default: the model's own.
+        state_seed: 0..2**64 - 1.
     Raises:
         LoadError: the file or an option is unusable; the message names the phase and the field.
         OutOfMemoryError: the budget or the machine is too small; nothing is kept.
+    Warns: UserWarning with the numbers, where the cache mode loses memory on this model.
     Blocks until loaded; the GIL is released.
     """
+    options = _options(
+        max_seq_len=max_seq_len,
+        prefill_chunk=prefill_chunk,
+        device=device,
+        cache_mode=cache_mode,
+        fp16_cache=fp16_cache,
+        budget_bytes=budget_bytes,
+        threads=threads,
+        numeric_mode=numeric_mode,
+        cpu_isa=cpu_isa,
+        state_init=state_init,
+        state_seed=state_seed,
+    )
+    file = os.fsencode(path)
+    digest = header_digest(file) if b"\0" not in file and os.path.isfile(file) else ""
+    model = _core.load_model(file, digest=digest, options=options)
+    if warning := model.cache_mode_warning:
+        warnings.warn(warning, stacklevel=2)
+    return model
+
+
+def plan(
+    path: str | bytes | os.PathLike[str],
+    max_seq_len: int = 2048,
+    prefill_chunk: int = 0,
+    *,
+    cache_mode: str | None = None,
+    threads: int | None = None,
+    depth: int | None = None,
+    prefix_length: int = 0,
+) -> MemoryPlan:
+    """What a load with these options would hold, from the file's header alone: exact to the byte.
+
+    Args: as load_model; depth and prefix_length (tokens) are those of the prefixes that are to be held.
+    Raises: LoadError, as a load would.
+    """
+    options = _options(
+        max_seq_len=max_seq_len,
+        prefill_chunk=prefill_chunk,
+        cache_mode=cache_mode,
+        threads=threads,
+        numeric_mode="fp16",
+    )
+    return MemoryPlan(**_core.plan(os.fsencode(path), options, depth or 0, prefix_length))
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Bytes of a model that is not loaded yet.
+
+    owners: right after the load, as Model.memory_report() gives them; total: their sum.
+    logit_rows: on top, from the first sampled generation on.
+    prefix_bytes: one upgradable prefix of the length and depth asked for; cache_token_bytes: one more token
+    of it, keys and values (or hidden states) alone.
+    """
+
+    owners: dict[str, int]
+    total: int
+    logit_rows: int
+    prefix_bytes: int
+    cache_token_bytes: int
+    warnings: list[str]
+
+
+def _options(
+    *,
+    max_seq_len: int,
+    prefill_chunk: int,
+    numeric_mode: str,
+    device: str | None = None,
+    cache_mode: str | None = None,
+    fp16_cache: str | None = None,
+    budget_bytes: int | None = None,
+    threads: int | None = None,
+    cpu_isa: str | None = None,
+    state_init: str | None = None,
+    state_seed: int = 0,
+) -> dict[str, str | int]:
+    """The options as the extension takes them: an empty text means the default, 0 none."""
     if budget_bytes is not None and not 0 < budget_bytes < 2**63:
         raise LoadError(
             f"cannot load with budget_bytes={budget_bytes}: it must be positive and fit 63 bits, "
@@ -66,21 +155,21 @@ def load_model(
         )
     if threads is not None and threads <= 0:
         raise LoadError(f"cannot load with threads={threads}: it must be at least 1, or None for all cores")
+    if not 0 <= state_seed < 2**64:
+        raise LoadError(f"cannot load with state_seed={state_seed}: it must be 0..2**64 - 1")
     for name, value in (("max_seq_len", max_seq_len), ("prefill_chunk", prefill_chunk), ("threads", threads)):
         if value is not None and abs(value) > LARGEST_INT:
             raise LoadError(f"cannot load with {name}={value}: it does not fit 32 bits")
-    file = os.fsencode(path)
-    digest = header_digest(file) if b"\0" not in file and os.path.isfile(file) else ""
-    return _load_model(
-        file,
-        digest=digest,
-        max_seq_len=max_seq_len,
-        prefill_chunk=prefill_chunk,
-        device=device or "",
-        cache_mode=cache_mode or "",
-        fp16_cache=fp16_cache or "",
-        budget_bytes=budget_bytes or 0,
-        threads=threads or 0,
-        numeric_mode=numeric_mode,
-        cpu_isa=cpu_isa or "",
-    )
+    return {
+        "max_seq_len": max_seq_len,
+        "prefill_chunk": prefill_chunk,
+        "device": device or "",
+        "cache_mode": cache_mode or "",
+        "fp16_cache": fp16_cache or "",
+        "budget_bytes": budget_bytes or 0,
+        "threads": threads or 0,
+        "numeric_mode": numeric_mode,
+        "cpu_isa": cpu_isa or "",
+        "state_init": state_init or "",
+        "state_seed": state_seed,
+    }

@@ -1,6 +1,9 @@
+// What each file of the binding adds to the module.
 #pragma once
 
 #include <pybind11/pybind11.h>
 
-// Model, PrefixCache, ScoreResult and load_model.
-void bind_model(pybind11::module_& m);
+void bind_handles(pybind11::module_& m);     // PrefixCache, ResumeHandle
+void bind_scoring(pybind11::module_& m);     // ScoreResult
+void bind_generation(pybind11::module_& m);  // GenerateRequest, Completion
+void bind_model(pybind11::module_& m);       // Model, load_model, plan

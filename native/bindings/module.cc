@@ -32,5 +32,8 @@ void bind_errors(py::module_& m) {
 PYBIND11_MODULE(_core, m) {
   m.doc() = "TinyLoop's engine. Use tinyloop.native, which documents these names.";
   bind_errors(m);
+  bind_handles(m);
+  bind_scoring(m);
+  bind_generation(m);
   bind_model(m);
 }

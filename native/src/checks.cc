@@ -2,10 +2,6 @@
 
 namespace tinyloop {
 
-namespace {
-constexpr int kMaxDepth = 4096;
-}
-
 void check_ids(const Engine& engine, const int32_t* ids, size_t n, const std::string& what) {
   const int64_t vocab = engine.descriptor.vocab_size;
   for (size_t i = 0; i < n; ++i) {

@@ -9,6 +9,9 @@
 
 namespace tinyloop {
 
+// Loops that a request may ask for.
+inline constexpr int kMaxDepth = 4096;
+
 // Each throws the error that the public header names, with `what` as the thing that cannot run.
 void check_ids(const Engine& engine, const int32_t* ids, size_t n, const std::string& what);
 void check_depth(int depth);

@@ -1,0 +1,121 @@
+#include "generation.h"
+
+#include <pybind11/stl.h>
+
+#include "bindings.h"
+#include "running_calls.h"
+
+namespace tinyloop {
+
+namespace {
+
+using namespace py::literals;
+
+PyGenerateRequest make_request(const py::object& token_ids, int max_new_tokens,
+                               const std::optional<PyPrefix>& prefix, std::optional<int> depth,
+                               double temperature, int64_t top_k, double top_p, double min_p,
+                               double repetition_penalty,
+                               const std::optional<std::vector<int32_t>>& stop_ids, uint64_t seed,
+                               std::optional<double> exit_threshold, int min_depth) {
+  PyGenerateRequest request;
+  request.token_ids = require<int32_t>(token_ids, "token_ids");
+  request.max_new_tokens = max_new_tokens;
+  request.prefix = prefix;
+  request.depth = depth;
+  request.sampling.temperature = temperature;
+  request.sampling.top_k = top_k;
+  request.sampling.top_p = top_p;
+  request.sampling.min_p = min_p;
+  request.sampling.repetition_penalty = repetition_penalty;
+  request.stop_ids = stop_ids;
+  request.seed = seed;
+  request.exit_threshold = exit_threshold;
+  request.min_depth = min_depth;
+  check_sampling(request.sampling);
+  return request;
+}
+
+// The requests as the engine takes them; `prefixes` keeps theirs alive.
+std::vector<GenerateItem> make_items(const PyModel& model,
+                                     const std::vector<PyGenerateRequest>& requests,
+                                     std::vector<std::shared_ptr<PrefixState>>& prefixes) {
+  const Descriptor& descriptor = model.open()->descriptor;
+  std::vector<GenerateItem> items;
+  for (const PyGenerateRequest& r : requests) {
+    prefixes.push_back(r.prefix ? r.prefix->open() : nullptr);
+    GenerateItem item;
+    item.ids = r.token_ids.data();
+    item.n_ids = static_cast<size_t>(r.token_ids.size());
+    item.prefix = prefixes.back().get();
+    item.depth = model.depth_or_default(r.depth);
+    item.max_new_tokens = r.max_new_tokens;
+    if (r.stop_ids) {
+      item.stop_ids = *r.stop_ids;
+    } else {
+      item.stop_ids.assign(descriptor.eos_ids.begin(), descriptor.eos_ids.end());
+    }
+    item.sampling = r.sampling;
+    item.seed = r.seed;
+    if (r.exit_threshold) item.exit_threshold = *r.exit_threshold;
+    item.min_depth = r.min_depth;
+    items.push_back(std::move(item));
+  }
+  return items;
+}
+
+}  // namespace
+
+py::list generate_face(const PyModel& model, const std::vector<PyGenerateRequest>& requests,
+                       const py::object& on_token, std::optional<int> max_batch) {
+  const std::shared_ptr<Engine> engine = model.open();
+  std::vector<std::shared_ptr<PrefixState>> prefixes;
+  const std::vector<GenerateItem> items = make_items(model, requests, prefixes);
+  if (max_batch && *max_batch < 1) {
+    throw InvalidInputError("cannot generate with max_batch=" + std::to_string(*max_batch) +
+                            ": it must be at least 1, or None for 64");
+  }
+  OnToken callback;
+  if (!on_token.is_none()) {
+    callback = [&](size_t request, int32_t id, float logprob) {
+      const py::gil_scoped_acquire gil;
+      on_token(request, id, logprob);
+    };
+  }
+  std::vector<Completion> completions;
+  {
+    const WithoutGil nogil;
+    completions = generate(engine, items, max_batch.value_or(0), callback);
+  }
+  py::list out;
+  for (Completion& completion : completions) out.append(std::move(completion));
+  return out;
+}
+
+}  // namespace tinyloop
+
+namespace py = pybind11;
+
+void bind_generation(py::module_& m) {
+  using namespace tinyloop;
+  using namespace py::literals;
+  py::class_<PyGenerateRequest>(m, "GenerateRequest")
+      .def(py::init(&make_request), "token_ids"_a, "max_new_tokens"_a, py::kw_only(),
+           "prefix"_a = py::none(), "depth"_a = py::none(), "temperature"_a = 0.0, "top_k"_a = 0,
+           "top_p"_a = 1.0, "min_p"_a = 0.0, "repetition_penalty"_a = 1.0,
+           "stop_ids"_a = py::none(), "seed"_a = 0, "exit_threshold"_a = py::none(),
+           "min_depth"_a = 1);
+  py::class_<Completion>(m, "Completion")
+      .def_property_readonly(
+          "token_ids", [](const Completion& c) { return array_of(c.ids); },
+          "int32: generated ids, a stop id included.")
+      .def_property_readonly(
+          "logprobs", [](const Completion& c) { return array_of(c.logprobs); },
+          "float32: natural-log probability of each under the model's own distribution.")
+      .def_property_readonly(
+          "depths", [](const Completion& c) { return array_of(c.depths); },
+          "int32: loops that the row which predicted each id ran.")
+      .def_property_readonly(
+          "finish_reason",
+          [](const Completion& c) { return c.finish == Finish::kStop ? "stop" : "length"; },
+          "\"stop\" after a stop id, \"length\" after max_new_tokens.");
+}

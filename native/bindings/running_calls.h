@@ -1,0 +1,27 @@
+// Calls that run without the GIL, and the end of the interpreter.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace tinyloop {
+
+// Holds a place among the running calls, then gives the GIL up; in the reverse order at the end.
+//
+// An interpreter that finalizes ends a thread where it takes the GIL back, and C++ frames do not
+// survive that; so the module's exit hook waits for the calls that run, and a thread that comes
+// later is parked: an error would make it print while the interpreter goes away, which aborts the
+// process. The thread that finalizes may still call.
+class WithoutGil {
+ private:
+  struct Place {
+    Place();
+    ~Place();
+  };
+  Place place_;
+  pybind11::gil_scoped_release nogil_;
+};
+
+// The module's exit hook.
+void wait_for_calls();
+
+}  // namespace tinyloop
