@@ -62,13 +62,17 @@ COMMON = {
     "num_attention_heads": 4, "max_position_embeddings": 256, "initializer_range": 0.3, "bos_token_id": 0,
     "eos_token_id": 1, "pad_token_id": None,
 }  # fmt: skip
+# A smaller spread: the library norms in float32, and 24 layers deep that would grow beyond the limit.
+HRM_FIELDS = {
+    "num_hidden_layers": 2, "head_dim": 12, "H_cycles": 2, "L_cycles": 3, "initializer_range": 0.12,
+}  # fmt: skip
 OFFICIAL: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"num_key_value_heads": 2}),
     "mistral": ("Mistral", {"num_key_value_heads": 2, "sliding_window": None}),
     "qwen2": ("Qwen2", {"num_key_value_heads": 2}),
     "qwen3": ("Qwen3", {"num_key_value_heads": 2, "head_dim": 24}),
     "olmo2": ("Olmo2", {"num_key_value_heads": 2}),
-    "hrm_text": ("HrmText", {"num_hidden_layers": 2, "head_dim": 12, "H_cycles": 2, "L_cycles": 3}),
+    "hrm_text": ("HrmText", HRM_FIELDS),
 }
 
 
@@ -140,17 +144,29 @@ def _fused(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("stated", [2, 4, 16])
-def test_fused_names_and_every_meaning_of_the_layer_count(tmp_path: Path, stated: int) -> None:
-    split = _save(tmp_path / "split", _official("hrm_text"))
-    config = json.loads((split / "config.json").read_text())
+@pytest.mark.parametrize("fused", [False, True])
+def test_both_sets_of_names_and_every_meaning_of_the_layer_count(
+    tmp_path: Path, fused: bool, stated: int
+) -> None:
+    model = _official("hrm_text")
+    saved = _save(tmp_path / "saved", model)
+    config = json.loads((saved / "config.json").read_text())
     del config["num_layers_per_stack"], config["embedding_scale"]
     config["num_hidden_layers"] = stated
-    write_folder(tmp_path / "fused", config, _fused(load_file(split / "model.safetensors")))
-    convert(split, tmp_path / "split.tloop", 16)
-    convert(tmp_path / "fused", tmp_path / "fused.tloop", 16)
-    ours, theirs = (Reference.load(tmp_path / f"{name}.tloop") for name in ("fused", "split"))
+    tensors = dict(model.state_dict())
+    write_folder(tmp_path / "named", config, _fused(tensors) if fused else tensors)
+    convert(saved, tmp_path / "saved.tloop", 16)
+    convert(tmp_path / "named", tmp_path / "named.tloop", 16)
+    ours, theirs = (Reference.load(tmp_path / f"{name}.tloop") for name in ("named", "saved"))
     assert ours.descriptor == theirs.descriptor
     assert all(torch.equal(ours.weights[name], theirs.weights[name]) for name in theirs.weights)
+
+
+def test_layer_count_that_the_tensors_do_not_have_is_refused(tmp_path: Path) -> None:
+    saved = _save(tmp_path / "saved", _official("hrm_text"))
+    _edit(saved, lambda config: config.update(num_layers_per_stack=3))
+    with pytest.raises(ConvertError, match="num_hidden_layers"):
+        convert(saved, tmp_path / "m.tloop")
 
 
 # --- families with code of their own ---
