@@ -22,7 +22,7 @@ def planes(descriptor: Mapping[str, Value]) -> int:
 
 
 def cache_bytes(descriptor: Mapping[str, Value], mode: str) -> int:
-    """Bytes a token in all planes. h_int4 keeps the first tokens of a sequence whole; they are not counted."""
+    """Bytes a token in all planes; the first tokens of a sequence, which h_int4 keeps whole, not counted."""
     width, n_kv = integer(descriptor, "hidden_size"), integer(descriptor, "n_kv_heads")
     kv = 2 * n_kv * integer(descriptor, "head_dim")
     plane = {
