@@ -145,16 +145,39 @@ def convert(
     destination: Annotated[Path, typer.Argument(help="Model file to write, .tloop.")],
     bits: Annotated[Literal["4", "8", "16"], typer.Option(help="Bits a weight.")] = "4",
     group: Annotated[Literal["32", "64", "128"], typer.Option(help="Weights that share a scale.")] = "64",
+    loop_layers: Annotated[
+        str | None,
+        typer.Option(metavar="A:B", help="Loop layers A to B - 1 of a model that runs each layer once."),
+    ] = None,
+    loops: Annotated[int | None, typer.Option(min=1, help="Loops of --loop-layers.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the destination.")] = False,
 ) -> None:
     """Turn a model into one model file; what is not understood is refused."""
     from ..native.convert import convert as convert_model
 
+    loop_range = _loop_range(loop_layers, loops)
     try:
-        convert_model(Path(source), destination, bits=int(bits), group=int(group), overwrite=overwrite)
+        convert_model(
+            Path(source),
+            destination,
+            bits=int(bits),
+            group=int(group),
+            overwrite=overwrite,
+            loop_range=loop_range,
+        )
     except (ValueError, OSError) as error:
         raise UsageError(f"cannot convert {source!r}: {error}") from error
     typer.echo(f"wrote {destination} ({destination.stat().st_size / 1e6:.1f} MB)")
+
+
+def _loop_range(layers: str | None, loops: int | None) -> tuple[int, int, int] | None:
+    """Read --loop-layers and --loops. Raises: UsageError unless both are given, or neither."""
+    if layers is None and loops is None:
+        return None
+    begin, colon, end = (layers or "").partition(":")
+    if loops is None or not (colon and begin.isdecimal() and end.isdecimal()):
+        raise UsageError(f"--loop-layers {layers!r} with --loops {loops}: give both, as 4:12 and 3")
+    return int(begin), int(end), loops
 
 
 @app.command()

@@ -9,6 +9,7 @@ import numpy as np
 
 from .descriptor import expected_tensors
 from .format import Header, write_model
+from .loop_range import with_loop_range
 from .quantize import QuantizeError, quantize, to_float16
 from .source import ConvertError, SourceModel, reading
 from .weights import GROUPS, Float32Array, QuantWeight, Tensor, dequantize
@@ -24,6 +25,7 @@ def convert(
     *,
     overwrite: bool = False,
     metadata: Mapping[str, str] | None = None,
+    loop_range: tuple[int, int, int] | None = None,
 ) -> Header:
     """Convert a Hugging Face safetensors folder or a GGUF file; write the whole file or none.
 
@@ -33,6 +35,7 @@ def convert(
         file's
             blocks of the asked bits are taken over with their own scales at group 32.
         metadata: texts that replace or join what the source says of itself.
+        loop_range: (a, b, n): the file runs layers a to b - 1 of a plain model n times, the others once.
     Raises: ConvertError naming what cannot be converted exactly; FileExistsError without overwrite.
     """
     if bits not in (4, 8, 16) or group not in GROUPS:
@@ -47,6 +50,8 @@ def convert(
         raise ConvertError(f"convert to {destination}: it belongs to the source: choose another name")
     with reading(str(source)):
         model = _open(source, bits, group)
+        if loop_range is not None:
+            model = with_loop_range(model, *loop_range)
     tensors, taken_over = _tensors(model, bits, group)
     texts = {**model.metadata, "recipe": _recipe(bits, group, taken_over), "notes": "", **(metadata or {})}
     return write_model(

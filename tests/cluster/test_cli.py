@@ -322,3 +322,20 @@ def test_what_is_no_model_is_refused_by_name(
     assert run(monkeypatch, *command) == 2
     assert command[1] in capsys.readouterr().err
     assert not (rows.parent / "new.tloop").exists()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--loops", "3"],
+        ["--loop-layers", "1:2"],
+        ["--loop-layers", "1", "--loops", "3"],
+        ["--loop-layers", "a:2", "--loops", "3"],
+        ["--loop-layers", "1:-2", "--loops", "3"],
+    ],
+)
+def test_a_layer_range_needs_both_its_options(
+    options: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "convert", "no-such-folder", "new.tloop", *options) == 2
+    assert "--loop-layers" in capsys.readouterr().err

@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 from tinyloop.native.convert import ConvertError, convert
 from tinyloop.native.huggingface_source import open_huggingface
 from tinyloop.native.reference import Reference
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from .source_folders import tiny_tokenizer
 from .tiny_models import random_tensors, tiny_descriptor
 
 IDS = np.random.default_rng(9).integers(0, 61, 24).astype(np.int32)
@@ -27,14 +27,6 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
-
-
-def _tokenizer(*, bos: bool) -> Tokenizer:
-    tokenizer = Tokenizer(models.BPE(vocab={"<s>": 0, "a": 1, "b": 2, "ab": 3}, merges=[("a", "b")]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    if bos:
-        tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
-    return tokenizer
 
 
 def _llama(**overrides: Any) -> LlamaForCausalLM:
@@ -60,7 +52,7 @@ def _llama(**overrides: Any) -> LlamaForCausalLM:
 
 def _save_llama(folder: Path, model: LlamaForCausalLM, *, bos: bool = False, **options: Any) -> Path:
     model.save_pretrained(folder, **options)
-    _tokenizer(bos=bos).save(str(folder / "tokenizer.json"))
+    tiny_tokenizer(bos=bos).save(str(folder / "tokenizer.json"))
     return folder
 
 
@@ -308,7 +300,7 @@ def test_looped_folder_keeps_every_weight_and_the_loop_count(tmp_path: Path) -> 
     }
     save_file({k: torch.from_numpy(v.copy()) for k, v in theirs.items()}, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps(config))
-    _tokenizer(bos=False).save(str(tmp_path / "tokenizer.json"))
+    tiny_tokenizer().save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ x }}"}))
     header = convert(tmp_path, tmp_path / "m.tloop", 16)
     assert header.descriptor == {**descriptor, "chat_template": "{{ x }}"}
