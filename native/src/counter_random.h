@@ -1,0 +1,23 @@
+// Random bits as a pure function of what they are for: no state, no order of calls, no batch.
+#pragma once
+
+#include <cstdint>
+
+namespace tinyloop {
+
+// The finalizer of splitmix64: a bijection of 64 bits in which every bit of the input reaches every
+// bit of the output.
+constexpr uint64_t mix(uint64_t z) {
+  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+  z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+  return z ^ (z >> 31);
+}
+
+// 64 bits for one channel of one position of a sequence under a seed.
+constexpr uint64_t counter_bits(uint64_t seed, uint64_t position, uint64_t channel) {
+  constexpr uint64_t kGolden = 0x9E3779B97F4A7C15u;  // 2^64 over the golden ratio, as in splitmix64
+  const uint64_t key = mix(seed + kGolden);
+  return mix(mix(key + position * kGolden) + channel * 0xD1B54A32D192ED03u);
+}
+
+}  // namespace tinyloop
