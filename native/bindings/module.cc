@@ -33,4 +33,6 @@ PYBIND11_MODULE(_core, m) {
   m.doc() = "TinyLoop's engine. Use tinyloop.native, which documents these names.";
   bind_errors(m);
   bind_model(m);
+  bind_sampling(m);
+  bind_pool_ledger(m);
 }
