@@ -29,7 +29,7 @@ namespace {
 
 using Input = std::vector<uint8_t>;
 
-constexpr size_t kMaxSize = 6144;
+constexpr size_t kMaxSize = 12288;
 constexpr unsigned kHangSeconds = 10;
 constexpr uint64_t kRunsBetweenLooks = 256;  // at the clock
 

@@ -1,8 +1,9 @@
-"""Writes corpus/: the smallest model file of every family, the seeds of the parser's fuzzer."""
+"""Writes corpus/: a smallest model file of every family, the seeds of the parser's fuzzer."""
 
 from __future__ import annotations
 
 import sys
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +39,5 @@ def write_seed(family: str, bits: int) -> None:
 
 
 if __name__ == "__main__":
-    for family in FAMILIES:
-        for bits in (4, 8, 16):
-            write_seed(family, bits)
+    for family, bits in zip(FAMILIES, cycle((4, 8, 16)), strict=False):
+        write_seed(family, bits)
