@@ -36,4 +36,7 @@ PYBIND11_MODULE(_core, m) {
   bind_scoring(m);
   bind_generation(m);
   bind_model(m);
+  bind_pool(m);
+  bind_sampling(m);
+  bind_pool_ledger(m);
 }

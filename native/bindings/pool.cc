@@ -1,0 +1,97 @@
+// PrefixPool for Python.
+#include "pool.h"
+
+#include <pybind11/stl.h>
+
+#include "arrays.h"
+#include "bindings.h"
+#include "faces.h"
+#include "running_calls.h"
+
+namespace py = pybind11;
+
+namespace tinyloop {
+
+namespace {
+
+// Serialised by the GIL, but for create(): while it computes, the model is in use, and a second
+// forward is refused before it touches the books.
+struct PyPool {
+  std::shared_ptr<Pool> pool;
+
+  Pool& open() const {
+    if (pool->ledger.closed()) throw ClosedHandleError("cannot use the pool: it was closed");
+    pool->require_open();
+    return *pool;
+  }
+};
+
+EvictPolicy evict_policy(const std::string& name) {
+  if (name == "lru") return EvictPolicy::kLru;
+  if (name == "never") return EvictPolicy::kNever;
+  throw InvalidInputError("cannot make a pool with evict='" + name + "': it is lru or never");
+}
+
+std::span<const int32_t> span_of(const Array<int32_t>& ids) {
+  return {ids.data(), static_cast<size_t>(ids.size())};
+}
+
+PyPool make_pool(const PyModel& model, size_t budget_bytes, const std::string& evict) {
+  return {std::make_shared<Pool>(model.open(), budget_bytes, evict_policy(evict))};
+}
+
+int64_t create(const PyPool& face, const py::object& token_ids, std::optional<int> depth,
+               std::optional<int64_t> parent, std::optional<bool> upgradable) {
+  Pool& pool = face.open();
+  const std::shared_ptr<Pool> alive = face.pool;
+  const auto ids = require<int32_t>(token_ids, "token_ids");
+  const int loops = depth.value_or(static_cast<int>(pool.engine->descriptor.loops));
+  return pool.create(span_of(ids), loops, parent,
+                     upgradable.value_or(pool.engine->descriptor.loops > 1));
+}
+
+std::optional<int64_t> find(const PyPool& face, const py::object& token_ids,
+                            std::optional<int> depth) {
+  Pool& pool = face.open();
+  const auto ids = require<int32_t>(token_ids, "token_ids");
+  return pool.find(span_of(ids), depth.value_or(static_cast<int>(pool.engine->descriptor.loops)));
+}
+
+py::list evicted(const PyPool& face) {
+  py::list report;
+  for (const Eviction& line : face.open().ledger.evicted()) {
+    report.append(py::make_tuple(line.key, line.bytes, line.asked));
+  }
+  return report;
+}
+
+}  // namespace
+
+}  // namespace tinyloop
+
+void bind_pool(py::module_& m) {
+  using namespace tinyloop;
+  using namespace py::literals;
+  py::class_<PyPool>(m, "PrefixPool",
+                     "Prefixes of one model under a byte budget. Parents outlive their children; "
+                     "every eviction is reported by evicted().")
+      .def(py::init(&make_pool), "model"_a, "budget_bytes"_a, "evict"_a = "lru")
+      .def("create", &create, "token_ids"_a, "depth"_a = py::none(), "parent_key"_a = py::none(),
+           py::kw_only(), "upgradable"_a = py::none())
+      .def("put", [](const PyPool& p, const PyPrefix& prefix) { return p.open().put(prefix.open()); },
+           "prefix"_a)
+      .def("get", [](const PyPool& p, int64_t key) { return PyPrefix{p.open().get(key)}; }, "key"_a)
+      .def("find", &find, "token_ids"_a, "depth"_a = py::none())
+      .def("pin", [](const PyPool& p, int64_t key) { p.open().ledger.pin(key); }, "key"_a)
+      .def("unpin", [](const PyPool& p, int64_t key) { p.open().ledger.unpin(key); }, "key"_a)
+      .def("evict", [](const PyPool& p, int64_t key) { p.open().ledger.evict(key); }, "key"_a)
+      .def("evicted", &evicted)
+      .def("keys", [](const PyPool& p) { return p.open().ledger.keys(); })
+      .def_property_readonly("bytes", [](const PyPool& p) { return p.open().ledger.bytes(); })
+      .def_property_readonly("budget_bytes",
+                             [](const PyPool& p) { return p.open().ledger.budget_bytes(); })
+      .def_property_readonly("closed", [](const PyPool& p) { return p.pool->ledger.closed(); })
+      .def("close", [](PyPool& p) { p.pool->ledger.close(); })
+      .def("__enter__", [](py::object self) { return self; })
+      .def("__exit__", [](PyPool& p, const py::args&) { p.pool->ledger.close(); });
+}

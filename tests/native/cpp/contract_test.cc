@@ -1,0 +1,325 @@
+// The contract with C++ callers, as a caller sees it: only public headers.
+//
+//   contract_test SCRATCH_FOLDER MODEL.tloop...      models of at least 2,048 positions
+//
+// Prints every broken promise with its line, model and setup; exits with 1 if there was one.
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <thread>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "tinyloop/tinyloop.h"
+
+namespace {
+
+using namespace tinyloop;
+
+// ---- the three entry points, exactly
+// -------------------------------------------------------------
+
+template <typename T>
+concept Complete = requires { sizeof(T); };
+static_assert(!Complete<Model> && !Complete<PrefixCache>, "handles are opaque");
+
+using LoadModel = Model* (*)(const std::string&, int, int);
+constexpr LoadModel kLoadModel = &load_model;
+static_assert(std::is_same_v<decltype(load_model(std::declval<const std::string&>())), Model*>);
+static_assert(std::is_same_v<decltype(load_model(std::declval<const std::string&>(), 1)), Model*>);
+static_assert(std::is_same_v<decltype(&free_model), void (*)(Model*)>);
+static_assert(std::is_same_v<decltype(&vram_usage_bytes), size_t (*)(Model*)>);
+
+// ---- setups and checks
+// ---------------------------------------------------------------------------
+
+struct Setup {
+  const char* cache_mode;
+  const char* cpu_isa;  // "": the best of this machine
+  NumericMode numeric_mode;
+};
+// Each cache mode once, then the other arithmetic and the other kernels.
+constexpr Setup kSetups[] = {
+    {"fp16", "", NumericMode::kFp16},
+    {"fp16", "", NumericMode::kFp32},
+    {"fp16", "portable", NumericMode::kFp16},
+};
+
+std::string where;  // model and setup of the checks that run
+int broken = 0;
+
+void expect(bool kept, const char* promise, int line) {
+  if (kept) return;
+  ++broken;
+  std::fprintf(stderr, "contract_test.cc:%d: broken: %s [%s]\n", line, promise, where.c_str());
+}
+#define EXPECT(...) expect((__VA_ARGS__), #__VA_ARGS__, __LINE__)
+
+template <typename E, typename Call>
+bool throws(Call call) {
+  try {
+    call();
+  } catch (const E&) {
+    return true;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "another error than expected: %s\n", error.what());
+  }
+  return false;
+}
+
+bool last_error_has(const std::string& text) {
+  if (last_error().find(text) != std::string::npos) return true;
+  std::fprintf(stderr, "last_error() is '%s', without '%s'\n", last_error().c_str(), text.c_str());
+  return false;
+}
+
+constexpr int kRows = 64;
+
+LoadOptions options_of(const Setup& setup) {
+  LoadOptions options;
+  options.max_seq_len = kRows;
+  options.threads = 1;
+  options.cache_mode = setup.cache_mode;
+  options.cpu_isa = setup.cpu_isa;
+  options.numeric_mode = setup.numeric_mode;
+  return options;
+}
+
+std::vector<int32_t> some_ids(const Model* model, int n) {
+  const auto vocab = static_cast<int>(descriptor(model).vocab_size);
+  std::vector<int32_t> ids;
+  for (int i = 0; i < n; ++i) ids.push_back((7 * i + i * i) % vocab);
+  return ids;
+}
+
+int depth_of(const Model* model) { return static_cast<int>(descriptor(model).loops); }
+
+// Log-probabilities of the last n_scored ids.
+std::vector<float> score_one(Model* model, const std::vector<int32_t>& ids, size_t n_scored,
+                             const PrefixCache* prefix) {
+  std::vector<float> logprobs(n_scored);
+  std::vector<uint8_t> greedy(n_scored);
+  score(model, {{ids.data(), ids.size(), n_scored, prefix}}, depth_of(model), logprobs.data(),
+        greedy.data());
+  return logprobs;
+}
+
+PrefixCache* build(Model* model, const std::vector<int32_t>& ids, const PrefixCache* parent) {
+  return build_prefix(model, ids.data(), ids.size(), depth_of(model), parent);
+}
+
+// ---- loading
+// -------------------------------------------------------------------------------------
+
+void check_defaults(const std::string& path) {
+  Model* plain = load_model(path);
+  Model* spelled = kLoadModel(path, 2048, 0);
+  EXPECT(plain != nullptr && spelled != nullptr && last_error().empty());
+  if (plain != nullptr && spelled != nullptr) {
+    EXPECT(vram_usage_bytes(plain) == vram_usage_bytes(spelled));
+  }
+  Model* chunked = load_model(path, 2048, 64);
+  EXPECT(chunked != nullptr && vram_usage_bytes(chunked) < vram_usage_bytes(plain));
+  for (Model* model : {plain, spelled, chunked}) free_model(model);
+  free_model(nullptr);
+}
+
+void check_refused_loads(const std::string& path) {
+  EXPECT(load_model(path + ".missing") == nullptr && last_error_has(".missing"));
+  EXPECT(load_model(path, 0) == nullptr && last_error_has("max_seq_len=0"));
+  EXPECT(load_model(path, -5) == nullptr && last_error_has("max_seq_len=-5"));
+  EXPECT(load_model(path, 1 << 30) == nullptr && last_error_has("max_seq_len"));
+  EXPECT(load_model(path, 64, 65) == nullptr && last_error_has("prefill_chunk=65"));
+  EXPECT(load_model(path, 64, -1) == nullptr && last_error_has("prefill_chunk=-1"));
+  // Each thread has its own last error.
+  const std::string before = last_error();
+  std::thread([&] { free_model(load_model(path, kRows)); }).join();
+  EXPECT(last_error() == before);
+  Model* model = load_model(path, kRows);
+  EXPECT(model != nullptr && last_error().empty());
+  free_model(model);
+}
+
+void check_damaged_files(const std::string& path, const std::string& scratch) {
+  std::ifstream in(path, std::ios::binary);
+  const std::string whole{std::istreambuf_iterator<char>(in), {}};
+  const std::string copy = scratch + "/damaged.tloop";
+  const auto refused = [&](const std::string& bytes, const std::string& field) {
+    std::ofstream(copy, std::ios::binary) << bytes;
+    return load_model(copy, kRows) == nullptr && last_error_has(field);
+  };
+  for (const size_t size : {size_t{0}, size_t{63}}) EXPECT(refused(whole.substr(0, size), ""));
+  for (const size_t size : {size_t{64}, whole.size() / 2, whole.size() - 1}) {
+    EXPECT(refused(whole.substr(0, size), "file_bytes"));
+  }
+  uint64_t data_offset;  // of the first blob; its place in the preamble is part of the format
+  std::memcpy(&data_offset, whole.data() + 24, sizeof(data_offset));
+  std::string flipped = whole;
+  flipped[data_offset] = static_cast<char>(flipped[data_offset] ^ 1);
+  EXPECT(refused(flipped, "crc32"));
+  std::remove(copy.c_str());
+}
+
+// All or nothing under every budget: whatever allocation is the one that does not fit.
+void check_budgets(const std::string& path, const Setup& setup) {
+  LoadOptions options = options_of(setup);
+  Model* model = load_model(path, options);
+  EXPECT(model != nullptr);
+  if (model == nullptr) return;
+  const size_t whole = vram_usage_bytes(model);
+  free_model(model);
+  for (size_t budget = 64; budget < whole; budget += whole / 40) {
+    options.budget_bytes = budget;
+    EXPECT(load_model(path, options) == nullptr && last_error_has(std::to_string(budget)));
+  }
+  options.budget_bytes = whole;
+  model = load_model(path, options);
+  EXPECT(model != nullptr && vram_usage_bytes(model) == whole);
+  free_model(model);
+}
+
+// ---- memory and handles
+// --------------------------------------------------------------------------
+
+void check_memory(Model* model) {
+  const size_t start = vram_usage_bytes(model);
+  const auto ids = some_ids(model, 12);
+  score_one(model, ids, 5, nullptr);  // what is allocated lazily, once
+  const size_t loaded = vram_usage_bytes(model);
+  EXPECT(loaded >= start && start > 0);
+  PrefixCache* prefix = build(model, ids, nullptr);
+  EXPECT(vram_usage_bytes(model) == loaded + prefix_bytes(prefix));
+  PrefixCache* child = build(model, ids, prefix);
+  EXPECT(prefix_length(prefix) == 12 && prefix_length(child) == 24);
+  EXPECT(vram_usage_bytes(model) == loaded + prefix_bytes(prefix) + prefix_bytes(child));
+  size_t reported = 0;
+  for (const auto& [owner, bytes] : memory_report(model)) reported += bytes;
+  EXPECT(reported == vram_usage_bytes(model));
+  score_one(model, ids, 5, child);
+  free_prefix(child);
+  EXPECT(vram_usage_bytes(model) == loaded + prefix_bytes(prefix));
+  free_prefix(prefix);
+  free_prefix(nullptr);
+  EXPECT(vram_usage_bytes(model) == loaded);
+}
+
+void check_prefix_changes_no_bit(Model* model) {
+  const auto ids = some_ids(model, 30);
+  const auto whole = score_one(model, ids, 9, nullptr);
+  for (const int cut : {1, 8, 20}) {
+    PrefixCache* prefix = build(model, {ids.begin(), ids.begin() + cut}, nullptr);
+    EXPECT(score_one(model, {ids.begin() + cut, ids.end()}, 9, prefix) == whole);
+    free_prefix(prefix);
+  }
+}
+
+void check_refused_calls(Model* model, Model* other) {
+  const auto ids = some_ids(model, 6);
+  const auto vocab = static_cast<int32_t>(descriptor(model).vocab_size);
+  const size_t before = vram_usage_bytes(model);
+  for (const int32_t bad : {-1, vocab, INT32_MAX}) {
+    EXPECT(throws<InvalidInputError>([&] { build(model, {1, bad}, nullptr); }));
+    EXPECT(throws<InvalidInputError>([&] { score_one(model, {1, bad, 1}, 1, nullptr); }));
+  }
+  EXPECT(throws<InvalidInputError>([&] { build(model, {}, nullptr); }));
+  EXPECT(throws<InvalidInputError>([&] { score_one(model, ids, 6, nullptr); }));
+  EXPECT(
+      throws<InvalidInputError>([&] { build_prefix(model, ids.data(), ids.size(), 0, nullptr); }));
+  EXPECT(throws<RowBudgetError>([&] { build(model, some_ids(model, kRows + 1), nullptr); }));
+  PrefixCache* foreign = build(other, ids, nullptr);
+  EXPECT(throws<MismatchError>([&] { build(model, ids, foreign); }));
+  EXPECT(throws<MismatchError>([&] { score_one(model, ids, 2, foreign); }));
+  free_prefix(foreign);
+  EXPECT(vram_usage_bytes(model) == before);
+  EXPECT(score_one(model, ids, 2, nullptr).size() == 2);
+}
+
+// A model, two prefixes of one parent: freed in each of the 24 orders. While the model lives, its
+// bytes fall back to where they were; once it is freed, what is left can only be freed.
+void check_every_order(const std::string& path, const Setup& setup) {
+  std::vector<int> order = {0, 1, 2, 3};
+  do {
+    Model* model = load_model(path, options_of(setup));
+    const auto ids = some_ids(model, 5);
+    score_one(model, ids, 2, nullptr);
+    const size_t before = vram_usage_bytes(model);
+    PrefixCache* parent = build(model, ids, nullptr);
+    PrefixCache* handles[] = {parent, build(model, ids, parent), build(model, ids, parent)};
+    bool open = true;
+    for (const int next : order) {
+      if (next == 3) {
+        if (order.back() == 3) EXPECT(vram_usage_bytes(model) == before);
+        free_model(model);
+        open = false;
+        continue;
+      }
+      PrefixCache* handle = handles[next];
+      if (open) EXPECT(prefix_length(handle) == (next == 0 ? 5u : 10u));
+      if (!open) EXPECT(throws<ClosedHandleError>([&] { prefix_length(handle); }));
+      if (!open) EXPECT(throws<ClosedHandleError>([&] { prefix_bytes(handle); }));
+      free_prefix(handle);
+    }
+  } while (std::next_permutation(order.begin(), order.end()));
+}
+
+// A handle of a freed model does not serve another one, not even of the same file.
+void check_after_free(const std::string& path, const Setup& setup) {
+  Model* first = load_model(path, options_of(setup));
+  const auto ids = some_ids(first, 5);
+  PrefixCache* stale = build(first, ids, nullptr);
+  free_model(first);
+  Model* second = load_model(path, options_of(setup));
+  const size_t before = vram_usage_bytes(second);
+  EXPECT(throws<Error>([&] { score_one(second, ids, 2, stale); }));
+  EXPECT(throws<Error>([&] { build(second, ids, stale); }));
+  EXPECT(vram_usage_bytes(second) == before);
+  free_prefix(stale);
+  EXPECT(score_one(second, ids, 2, nullptr).size() == 2);
+  free_model(second);
+}
+
+void check_setup(const std::string& path, const Setup& setup) {
+  check_budgets(path, setup);
+  Model* model = load_model(path, options_of(setup));
+  Model* other = load_model(path, options_of(setup));
+  EXPECT(model != nullptr && other != nullptr);
+  if (model != nullptr && other != nullptr) {
+    EXPECT(numerics_id(model) == numerics_id(other));
+    check_memory(model);
+    check_prefix_changes_no_bit(model);
+    check_refused_calls(model, other);
+    check_every_order(path, setup);
+    check_after_free(path, setup);
+  }
+  free_model(model);
+  free_model(other);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc < 3) {
+    std::fprintf(stderr, "usage: %s SCRATCH_FOLDER MODEL.tloop...\n", argv[0]);
+    return 2;
+  }
+  for (int i = 2; i < argc; ++i) {
+    const std::string path = argv[i];
+    where = path;
+    check_defaults(path);
+    check_refused_loads(path);
+    check_damaged_files(path, argv[1]);
+    for (const Setup& setup : kSetups) {
+      where = path + ", " + setup.cache_mode + ", isa '" + setup.cpu_isa + "', " +
+              (setup.numeric_mode == NumericMode::kFp16 ? "fp16" : "fp32");
+      check_setup(path, setup);
+    }
+  }
+  std::printf("%d models, %zu setups each: %d broken promises\n", argc - 2, std::size(kSetups),
+              broken);
+  return broken == 0 ? 0 : 1;
+}
