@@ -14,8 +14,7 @@ namespace tinyloop {
 
 namespace {
 
-// Serialised by the GIL, but for create(): while it computes, the model is in use, and a second
-// forward is refused before it touches the books.
+// The GIL serialises the books; create() lets go of it only while the model computes.
 struct PyPool {
   std::shared_ptr<Pool> pool;
 
@@ -46,8 +45,15 @@ int64_t create(const PyPool& face, const py::object& token_ids, std::optional<in
   const std::shared_ptr<Pool> alive = face.pool;
   const auto ids = require<int32_t>(token_ids, "token_ids");
   const int loops = depth.value_or(static_cast<int>(pool.engine->descriptor.loops));
-  return pool.create(span_of(ids), loops, parent,
-                     upgradable.value_or(pool.engine->descriptor.loops > 1));
+  const bool keep = upgradable.value_or(pool.engine->descriptor.loops > 1);
+  const auto n = static_cast<size_t>(ids.size());
+  std::shared_ptr<PrefixState> base = pool.make_room_for(n, loops, parent, keep);
+  std::shared_ptr<PrefixState> built;
+  {
+    const WithoutGil nogil;
+    built = prefill(pool.engine, ids.data(), n, loops, base, keep);
+  }
+  return face.open().hold(std::move(built), parent);
 }
 
 std::optional<int64_t> find(const PyPool& face, const py::object& token_ids,
@@ -78,13 +84,19 @@ void bind_pool(py::module_& m) {
       .def(py::init(&make_pool), "model"_a, "budget_bytes"_a, "evict"_a = "lru")
       .def("create", &create, "token_ids"_a, "depth"_a = py::none(), "parent_key"_a = py::none(),
            py::kw_only(), "upgradable"_a = py::none())
-      .def("put", [](const PyPool& p, const PyPrefix& prefix) { return p.open().put(prefix.open()); },
-           "prefix"_a)
-      .def("get", [](const PyPool& p, int64_t key) { return PyPrefix{p.open().get(key)}; }, "key"_a)
+      .def(
+          "put",
+          [](const PyPool& p, const PyPrefix& prefix) { return p.open().put(prefix.open()); },
+          "prefix"_a)
+      .def(
+          "get", [](const PyPool& p, int64_t key) { return PyPrefix{p.open().get(key)}; }, "key"_a)
       .def("find", &find, "token_ids"_a, "depth"_a = py::none())
-      .def("pin", [](const PyPool& p, int64_t key) { p.open().ledger.pin(key); }, "key"_a)
-      .def("unpin", [](const PyPool& p, int64_t key) { p.open().ledger.unpin(key); }, "key"_a)
-      .def("evict", [](const PyPool& p, int64_t key) { p.open().ledger.evict(key); }, "key"_a)
+      .def(
+          "pin", [](const PyPool& p, int64_t key) { p.open().ledger.pin(key); }, "key"_a)
+      .def(
+          "unpin", [](const PyPool& p, int64_t key) { p.open().ledger.unpin(key); }, "key"_a)
+      .def(
+          "evict", [](const PyPool& p, int64_t key) { p.open().ledger.evict(key); }, "key"_a)
       .def("evicted", &evicted)
       .def("keys", [](const PyPool& p) { return p.open().ledger.keys(); })
       .def_property_readonly("bytes", [](const PyPool& p) { return p.open().ledger.bytes(); })

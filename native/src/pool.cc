@@ -7,8 +7,8 @@ namespace tinyloop {
 size_t prefix_bytes_of(const Engine& engine, int64_t begin, int64_t end, int depth,
                        bool upgradable) {
   const CacheRange range{begin, end, 0, engine.schedule.planes(depth)};
-  const auto states = static_cast<size_t>(engine.schedule.states * range.tokens() *
-                                          engine.descriptor.hidden_size);
+  const auto states =
+      static_cast<size_t>(engine.schedule.states * range.tokens() * engine.descriptor.hidden_size);
   return accounted_bytes(cache_bytes(engine.cache, range)) +
          (upgradable ? accounted_bytes(states * sizeof(float)) : 0);
 }
@@ -17,18 +17,22 @@ void Pool::require_open() const {
   if (engine->closed()) throw ClosedHandleError("cannot use the pool: its model was closed");
 }
 
-int64_t Pool::create(std::span<const int32_t> ids, int depth, std::optional<int64_t> parent,
-                     bool upgradable) {
+std::shared_ptr<PrefixState> Pool::make_room_for(size_t n_ids, int depth,
+                                                 std::optional<int64_t> parent, bool upgradable) {
   require_open();
   check_depth(depth);
   std::shared_ptr<PrefixState> base = parent ? get(*parent) : nullptr;
   const int64_t begin = base ? base->length() : 0;
-  ledger.make_room(prefix_bytes_of(*engine, begin, begin + static_cast<int64_t>(ids.size()), depth,
-                                   upgradable),
-                   parent);
-  auto state = prefill(engine, ids.data(), ids.size(), depth, base, upgradable);
-  const size_t bytes = state->bytes();
-  return ledger.put({state->all_ids(), depth, bytes, parent, std::move(state)});
+  const int64_t end = begin + static_cast<int64_t>(n_ids);
+  ledger.make_room(prefix_bytes_of(*engine, begin, end, depth, upgradable), parent);
+  return base;
+}
+
+int64_t Pool::hold(std::shared_ptr<PrefixState> prefix, std::optional<int64_t> parent) {
+  require_open();
+  const size_t bytes = prefix->bytes();
+  const int depth = prefix->depth;
+  return ledger.put({prefix->all_ids(), depth, bytes, parent, std::move(prefix)});
 }
 
 int64_t Pool::put(std::shared_ptr<PrefixState> prefix) {
@@ -36,9 +40,7 @@ int64_t Pool::put(std::shared_ptr<PrefixState> prefix) {
   if (prefix->engine != engine) {
     throw MismatchError("cannot hold the prefix: it belongs to another model");
   }
-  const size_t bytes = prefix->bytes();
-  const int depth = prefix->depth;
-  return ledger.put({prefix->all_ids(), depth, bytes, std::nullopt, std::move(prefix)});
+  return hold(std::move(prefix), std::nullopt);
 }
 
 std::shared_ptr<PrefixState> Pool::get(int64_t key) {

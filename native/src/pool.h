@@ -21,10 +21,12 @@ struct Pool {
   Pool(std::shared_ptr<Engine> owner, size_t budget_bytes, EvictPolicy policy)
       : engine(std::move(owner)), ledger(budget_bytes, policy) {}
 
-  // Builds a prefix after a held one (or from position 0), with room made before anything is
-  // computed. Returns its key.
-  int64_t create(std::span<const int32_t> ids, int depth, std::optional<int64_t> parent,
-                 bool upgradable);
+  // Builds a prefix after a held one (or from position 0) in three steps, so that the caller may
+  // let go of its lock while the second, prefill(), computes. First: room for it, and its parent.
+  std::shared_ptr<PrefixState> make_room_for(size_t n_ids, int depth,
+                                             std::optional<int64_t> parent, bool upgradable);
+  // Last: holds what was built after `parent`. Returns its key.
+  int64_t hold(std::shared_ptr<PrefixState> prefix, std::optional<int64_t> parent);
   // Holds a prefix that was built elsewhere; its ancestors stay alive with it and are not counted.
   int64_t put(std::shared_ptr<PrefixState> prefix);
   std::shared_ptr<PrefixState> get(int64_t key);
