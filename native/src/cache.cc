@@ -112,7 +112,7 @@ CachePlaces cache_places(const CacheShape& shape, const CacheRange& range, uint8
   h.scales = part.scales == 0 ? nullptr : reinterpret_cast<uint16_t*>(memory + planes * part.codes);
   h.sinks = part.sinks == 0 ? nullptr : memory + planes * (part.codes + part.scales);
   h.plane_codes = part.codes;
-  h.plane_scales = part.scales / 2;
+  h.plane_scales = part.scales;
   h.plane_sinks = part.sinks;
   h.first_plane = range.first_plane;
   h.last_plane = range.last_plane;
@@ -138,7 +138,7 @@ CachePlaces clip_planes(CachePlaces places, int64_t first_plane, int64_t last_pl
     const int64_t first = std::max(first_plane, h.first_plane);
     const auto skipped = static_cast<size_t>(first - h.first_plane);
     h.codes += skipped * h.plane_codes;
-    if (h.scales != nullptr) h.scales += skipped * h.plane_scales;
+    if (h.scales != nullptr) h.scales += skipped * h.plane_scales / sizeof(uint16_t);
     if (h.sinks != nullptr) h.sinks += skipped * h.plane_sinks;
     h.first_plane = first;
     h.last_plane = std::min(last_plane, h.last_plane);
