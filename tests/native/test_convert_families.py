@@ -14,6 +14,7 @@ import transformers
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from tinyloop.native.convert import ConvertError, convert
+from tinyloop.native.huggingface_source import open_huggingface
 from tinyloop.native.reference import Reference
 from tinyloop.native.reference.state import normal_state
 
@@ -326,6 +327,48 @@ def test_field_that_changes_the_arithmetic_is_refused_by_name(
     write_folder(tmp_path / "source", {**config, field: value}, tensors())
     with pytest.raises(ConvertError, match=named):
         convert(tmp_path / "source", tmp_path / "m.tloop")
+
+
+ODD_VALUES = [
+    "x",
+    "1",
+    [],
+    [[1]],
+    {},
+    {"x": 1},
+    -1,
+    0,
+    10**400,
+    1e-400,
+    float("nan"),
+    float("inf"),
+    True,
+    None,
+]
+
+
+@pytest.mark.parametrize("source", [*SOURCES, "hrm_text"])
+def test_no_config_value_raises_anything_but_a_named_refusal(tmp_path: Path, source: str) -> None:
+    folder = tmp_path / "source"
+    if source == "hrm_text":
+        _save(folder, _official("hrm_text"))
+    else:
+        config, tensors = SOURCES[source]
+        write_folder(folder, config, tensors())
+    original = json.loads((folder / "config.json").read_text())
+    refused = 0
+    for field in dict.fromkeys(
+        [*original, "init_values", "rope_scaling", "rope_theta", "initial_state_mode"]
+    ):
+        for value in ODD_VALUES:
+            (folder / "config.json").write_text(json.dumps({**original, field: value}))
+            try:
+                open_huggingface(folder)
+            except ConvertError as error:
+                refused += 1
+                # A sentence of ours, not the fallback that quotes an exception.
+                assert error.__cause__ is None, (field, value, error)  # noqa: PT017
+    assert refused > 150
 
 
 @pytest.mark.parametrize(
