@@ -1,8 +1,8 @@
-"""A GGUF file of the llama architecture as a source model.
+"""A GGUF file of the llama, qwen2 or qwen3 architecture as a source model.
 
-GGUF stores the rows of Q and K permuted for rotation of adjacent pairs; ours rotates halves, so they are
-put back. Rows of quantized blocks move whole, which is why blocks of the asked bits can be taken over with
-their own scales.
+Of llama, GGUF stores the rows of Q and K permuted for rotation of adjacent pairs; ours rotates halves, so
+they are put back. Rows of quantized blocks move whole, which is why blocks of the asked bits can be taken
+over with their own scales.
 """
 
 from __future__ import annotations
@@ -31,8 +31,12 @@ _USED = {
     "rope.freq_base", "rope.dimension_count", "rope.scaling.type", "rope.scaling.factor",
     "rope.scaling.original_context_length", "attention.key_length", "attention.value_length",
 }  # fmt: skip
-_EPSILON = "llama.attention.layer_norm_rms_epsilon"
-_BASE = "llama.rope.freq_base"
+# Of each architecture: descriptor keys that differ from llama's, whether rows of Q and K are permuted.
+_ARCHITECTURES: dict[str, tuple[dict[str, Value], bool]] = {
+    "llama": ({}, True),
+    "qwen2": ({"attn_bias": True}, False),
+    "qwen3": ({"qk_norm": "head"}, False),
+}
 # Values under which the key changes nothing.
 _ONLY: dict[str, object] = {"expert_count": 0, "expert_used_count": 0, "attention.causal": True}
 
@@ -48,12 +52,13 @@ def open_gguf(path: Path, bits: int, group: int) -> SourceModel:
     with reading(path.name):
         reader = GGUFReader(path)
         fields = {name: field.contents() for name, field in reader.fields.items()}
-    _check_fields(fields)
+    own = _own_fields(fields)
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     tokenizer, add_bos = tokenizer_json(fields)
-    descriptor = _descriptor(fields, "output.weight" not in tensors, add_bos)
-    plan = _Plan(descriptor, tensors, (bits, group), set())
-    load = plan.loads(_frequencies(fields, cast(int, descriptor["head_dim"])))
+    descriptor = _descriptor(fields, own, "output.weight" not in tensors, add_bos)
+    _, permuted = _ARCHITECTURES[own.name]
+    plan = _Plan(descriptor, tensors, (bits, group), permuted, set())
+    load = plan.loads(_frequencies(own, cast(int, descriptor["head_dim"])))
     if left := sorted(set(tensors) - plan.used):
         raise ConvertError(f"tensor {left[0]!r}: not part of the architecture ({len(left)} such tensors)")
     metadata = {
@@ -64,49 +69,62 @@ def open_gguf(path: Path, bits: int, group: int) -> SourceModel:
     return SourceModel(descriptor, load, tokenizer, metadata)
 
 
-def _check_fields(fields: Fields) -> None:
+@dataclass(frozen=True, slots=True)
+class _Own:
+    """The fields of the file's architecture, without its name in front."""
+
+    name: str
+    values: Fields
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        value = self.values.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ConvertError(f"{self.name}.{key}: expected an integer, found {value!r}")
+        return value
+
+    def real(self, key: str, default: float | None = None, *, positive: bool = False) -> float:
+        return real(self.values.get(key, default), f"{self.name}.{key}", positive=positive)
+
+
+def _own_fields(fields: Fields) -> _Own:
     architecture = fields.get("general.architecture")
-    if architecture != "llama":
-        raise ConvertError(f"general.architecture {architecture!r}: only 'llama' can be converted")
-    for name, value in fields.items():
-        key = name.removeprefix("llama.")
-        if key == name or key in _USED:
-            continue
-        if key not in _ONLY:
-            raise ConvertError(f"{name}: unknown field, it could change the arithmetic")
-        if value != _ONLY[key]:
-            raise ConvertError(f"{name} {value!r}: only {_ONLY[key]!r} can be converted")
+    if architecture not in _ARCHITECTURES:
+        raise ConvertError(
+            f"general.architecture {architecture!r}: {sorted(_ARCHITECTURES)} can be converted"
+        )
+    prefix = f"{architecture}."
+    own = {name.removeprefix(prefix): value for name, value in fields.items() if name.startswith(prefix)}
+    for key, value in own.items():
+        if key not in _USED and key not in _ONLY:
+            raise ConvertError(f"{prefix}{key}: unknown field, it could change the arithmetic")
+        if key in _ONLY and value != _ONLY[key]:
+            raise ConvertError(f"{prefix}{key} {value!r}: only {_ONLY[key]!r} can be converted")
+    return _Own(architecture, own)
 
 
-def _integer(fields: Fields, key: str, default: int | None = None) -> int:
-    value = fields.get(f"llama.{key}", default)
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ConvertError(f"llama.{key}: expected an integer, found {value!r}")
-    return value
-
-
-def _descriptor(fields: Fields, tied: bool, add_bos: bool) -> Descriptor:
-    hidden, heads = _integer(fields, "embedding_length"), _integer(fields, "attention.head_count")
-    head_dim = _integer(fields, "attention.key_length", hidden // max(1, heads))
+def _descriptor(fields: Fields, own: _Own, tied: bool, add_bos: bool) -> Descriptor:
+    hidden, heads = own.integer("embedding_length"), own.integer("attention.head_count")
+    head_dim = own.integer("attention.key_length", hidden // max(1, heads))
     for key in ("attention.value_length", "rope.dimension_count"):
-        if _integer(fields, key, head_dim) != head_dim:
+        if own.integer(key, head_dim) != head_dim:
             raise ConvertError(
-                f"llama.{key} {fields[f'llama.{key}']}: only the head size {head_dim} can be converted"
+                f"{own.name}.{key} {own.values[key]}: only the head size {head_dim} can be converted"
             )
     bos_id, eos_ids = bos_and_eos(fields)
+    differing, _ = _ARCHITECTURES[own.name]
     values: dict[str, Value] = {
-        "family": "llama",
+        "family": own.name,
         "vocab_size": len(fields["tokenizer.ggml.tokens"]),
         "hidden_size": hidden,
-        "ffn_size": _integer(fields, "feed_forward_length"),
+        "ffn_size": own.integer("feed_forward_length"),
         "n_q_heads": heads,
-        "n_kv_heads": _integer(fields, "attention.head_count_kv", heads),
+        "n_kv_heads": own.integer("attention.head_count_kv", heads),
         "head_dim": head_dim,
-        "n_layers": _integer(fields, "block_count"),
-        "max_positions": _integer(fields, "context_length"),
+        "n_layers": own.integer("block_count"),
+        "max_positions": own.integer("context_length"),
         "loops": 1,
         # Stored as float32: the shortest decimal of that float32 is the number its author wrote.
-        "norm_eps": float(str(np.float32(real(fields.get(_EPSILON), _EPSILON)))),
+        "norm_eps": float(str(np.float32(own.real("attention.layer_norm_rms_epsilon")))),
         "norm_placement": "pre",
         "loop_norm": True,
         "rope_style": "half",
@@ -117,6 +135,7 @@ def _descriptor(fields: Fields, tied: bool, add_bos: bool) -> Descriptor:
         "eos_ids": eos_ids,
         "add_bos": add_bos,
         "chat_template": str(fields.get("tokenizer.chat_template", "")),
+        **differing,
     }
     try:
         return check_descriptor(values)
@@ -124,12 +143,12 @@ def _descriptor(fields: Fields, tied: bool, add_bos: bool) -> Descriptor:
         raise ConvertError(f"fields: {error}") from None
 
 
-def _frequencies(fields: Fields, head_dim: int) -> Float32Array:
-    frequencies = inverse_frequencies(head_dim, real(fields.get(_BASE, 10000.0), _BASE, positive=True))
-    kind = fields.get("llama.rope.scaling.type", "none")
+def _frequencies(own: _Own, head_dim: int) -> Float32Array:
+    frequencies = inverse_frequencies(head_dim, own.real("rope.freq_base", 10000.0, positive=True))
+    kind = own.values.get("rope.scaling.type", "none")
     if kind == "none":
         return frequencies
-    return scaled_frequencies(frequencies, {"type": kind, "factor": fields.get("llama.rope.scaling.factor")})
+    return scaled_frequencies(frequencies, {"type": kind, "factor": own.values.get("rope.scaling.factor")})
 
 
 @dataclass(slots=True)
@@ -139,6 +158,7 @@ class _Plan:
     descriptor: Descriptor
     tensors: Mapping[str, Any]
     stored_as: tuple[int, int]
+    permuted: bool
     used: set[str]
 
     def loads(self, frequencies: Float32Array) -> dict[str, Load]:
@@ -167,6 +187,13 @@ class _Plan:
                 {f"{theirs}.ffn_{name}.weight": (f, d) for name in ("gate", "up")}
             )
             loads[f"{ours}.down"] = self._rows({f"{theirs}.ffn_down.weight": (d, f)})
+            if self.descriptor["attn_bias"]:
+                loads[f"{ours}.qkv_bias"] = self._rows(
+                    {f"{theirs}.attn_{name}.bias": (n * head_dim,) for name, n in heads.items()}
+                )
+            if self.descriptor["qk_norm"] == "head":
+                for name in ("q_norm", "k_norm"):
+                    loads[f"{ours}.{name}"] = self._rows({f"{theirs}.attn_{name}.weight": (head_dim,)})
             loads[f"{ours}.norm_attn_in"] = self._rows({f"{theirs}.attn_norm.weight": (d,)})
             loads[f"{ours}.norm_ffn_in"] = self._rows({f"{theirs}.ffn_norm.weight": (d,)})
         return loads
@@ -199,7 +226,7 @@ class _Plan:
     def _order(self, name: str) -> NDArray[np.int64] | None:
         """Row order that undoes the permutation of Q and K: half-split row j of a head was stored at 2j."""
         heads = {"attn_q": "n_q_heads", "attn_k": "n_kv_heads"}.get(name.split(".")[-2])
-        if heads is None:
+        if heads is None or not self.permuted:
             return None
         n_heads, head_dim = cast(int, self.descriptor[heads]), cast(int, self.descriptor["head_dim"])
         stored = np.arange(n_heads * head_dim).reshape(n_heads, head_dim // 2, 2)

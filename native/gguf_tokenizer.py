@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from .source import ConvertError, reading
 
 Fields = Mapping[str, Any]
 
 _CONTROL, _USER_DEFINED = 3, 4
-_LLAMA3_PATTERN = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+# How runs of text are split; all that differs is how many digits may stand together.
+_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}DIGITS| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
     r"|\s+(?!\S)|\s+"
 )
+_DIGITS = {"llama-bpe": "{1,3}", "qwen2": ""}
 
 
 def tokenizer_json(fields: Fields) -> tuple[bytes, bool]:
@@ -42,6 +44,8 @@ def tokenizer_json(fields: Fields) -> tuple[bytes, bool]:
     with reading("tokenizer.ggml.merges"):
         tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=pairs, ignore_merges=name == "llama-bpe"))
     tokenizer.pre_tokenizer = _pre_tokenizer(name)
+    if name == "qwen2":  # which the file does not say, but its tokenizer does
+        tokenizer.normalizer = normalizers.NFC()
     tokenizer.decoder = decoders.ByteLevel()
     for token, token_type in zip(tokens, token_types, strict=True):
         if token_type in (_CONTROL, _USER_DEFINED):
@@ -98,8 +102,8 @@ def _pre_tokenizer(name: object) -> pre_tokenizers.PreTokenizer:
         return byte_level
     if name == "smollm":
         return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])
-    if name == "llama-bpe":
-        split = pre_tokenizers.Split(Regex(_LLAMA3_PATTERN), "isolated")
+    if isinstance(name, str) and name in _DIGITS:
+        split = pre_tokenizers.Split(Regex(_PATTERN.replace("DIGITS", _DIGITS[name])), "isolated")
         plain = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         return pre_tokenizers.Sequence([split, plain])
-    raise ConvertError(f"tokenizer.ggml.pre {name!r}: gpt-2, smollm and llama-bpe can be converted")
+    raise ConvertError(f"tokenizer.ggml.pre {name!r}: gpt-2, smollm, llama-bpe and qwen2 can be converted")

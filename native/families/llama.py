@@ -147,6 +147,8 @@ NANBEIGE_OFF = dict.fromkeys(
         "qk_layernorm", "emb_neighbor_num", "insert_ngram_layer_idx", "ngram_insert_all_layers",
         "enable_double_loop_split", "loop_middle_layers", "loop_share_kv", "enable_hyper_connection",
         "enable_mhc", "enable_h_res_identity", "enable_depth_attention", "loop_loss_weights",
+        "emb_split_num", "ngram_vocab_size_ratio", "ngram_compressed_tokenizer", "loop_middle_repeats",
+        "mhc_diff_for_loop", "mhc_double_stream_position_for_loop",
     ),
     OFF,
 )  # fmt: skip
@@ -183,6 +185,7 @@ FAMILIES: dict[str, Family] = {
         _LLAMA,
         describe=_nanbeige,
         used=USED | {"num_loops", "skip_loop_final_norm", "kv_channels"},
+        harmless=HARMLESS | {"num_residual_streams"},  # of hyper-connections, which are off
         only={**ONLY, **NANBEIGE_OFF},
     ),
 }

@@ -137,7 +137,7 @@ def _state(config: Config) -> dict[str, Value]:
     if mode not in ("random", "embed-init"):
         raise ConvertError(f"config initial_state_mode {mode!r}: random and embed-init can be converted")
     values = config.get("init_values")
-    width = max(1, _width(config))
+    width = min(max(1, _width(config)), 1 << 20)  # what lies outside is refused with the descriptor
     if values is None:  # derived from the width unless the config says otherwise
         values = {"std": math.sqrt(2 / (5 * width)), "embed_scale": math.sqrt(width)}
     if not isinstance(values, dict):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,9 @@ import transformers
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from tinyloop.native.convert import ConvertError, convert
+from tinyloop.native.descriptor import check_descriptor, expected_tensors
+from tinyloop.native.families import FAMILIES
+from tinyloop.native.huggingface_source import open_huggingface
 from tinyloop.native.reference import Reference
 from tinyloop.native.reference.state import normal_state
 
@@ -267,6 +271,89 @@ def test_norm_after_all_loops_alone_is_taken(tmp_path: Path) -> None:
     assert _apart(Reference.load(tmp_path / "m.tloop").logits(IDS, 2), oracle.logits(TORCH_IDS, 2)) < LIMIT
 
 
+# --- configs as published, at full size ---
+
+HUGINN_PUBLISHED = {
+    **HUGINN_CONFIG, "n_embd": 5280, "n_heads": 55, "num_key_value_heads": 55, "head_dim": 96,
+    "intermediate_size": 17920, "vocab_size": 65536, "padded_vocab_size": 65536, "n_layers": 8,
+    "n_layers_in_prelude": 2, "n_layers_in_recurrent_block": 4, "n_layers_in_coda": 2, "block_size": 4096,
+    "effective_expected_depth": 132,
+    "init_values": {
+        "std": 0.008703882797784892, "out_proj": 0.0005356869554443541, "embedding": 0.008703882797784892,
+        "embed_scale": 72.6636084983398,
+    },
+}  # fmt: skip
+NANBEIGE_PUBLISHED = {
+    **NANBEIGE_CONFIG, "vocab_size": 166144, "hidden_size": 3072, "intermediate_size": 10752,
+    "num_hidden_layers": 22, "num_attention_heads": 48, "num_key_value_heads": 8, "head_dim": 128,
+    "kv_channels": 128, "max_position_embeddings": 262144, "rope_theta": 70000000,
+}  # fmt: skip
+HRM_PUBLISHED = {
+    "model_type": "hrm_text", "architectures": ["HrmTextForCausalLM"], "vocab_size": 65536,
+    "hidden_size": 1536, "intermediate_size": 4096, "num_hidden_layers": 16, "num_attention_heads": 12,
+    "num_key_value_heads": 12, "head_dim": 128, "H_cycles": 2, "L_cycles": 3, "L_bp_cycles": [0, 3],
+    "max_position_embeddings": 4096, "rms_norm_eps": 1e-06, "rope_theta": 10000.0,
+    "tie_word_embeddings": False, "initializer_range": 0.025515518153991442,
+    "embedding_scale": 39.191835884530846, "prefix_lm": True, "pad_token_id": 5, "bos_token_id": 6,
+    "eos_token_id": 11,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "names", "parameters", "facts"),
+    [
+        # 15.65 GB of float32 of which a copy of the head is 1.38; a tally by hand; a published count.
+        (
+            HUGINN_PUBLISHED,
+            ["transformer.core_block.0.norm_3.weight"],
+            3.5657e9,
+            {
+                "n_layers": 8,
+                "n_prelude": 2,
+                "n_coda": 2,
+                "loops": 32,
+                "n_kv_heads": 55,
+                "max_positions": 4096,
+            },
+        ),
+        (
+            NANBEIGE_PUBLISHED,
+            [],
+            2 * 166144 * 3072 + 22 * (2 * 6144 + 2 * 1024 + 3 * 10752 + 2) * 3072 + 3072,
+            {"n_layers": 22, "loops": 2, "head_dim": 128},
+        ),
+        (
+            {**HRM_PUBLISHED, "vocab_size": 131072, "num_hidden_layers": 32},
+            [f"model.L_module.layers.{i}.attn.o_proj.weight" for i in range(16)],
+            1_384_120_320,
+            {"n_layers": 32, "n_low": 16, "low_cycles": 3, "loops": 2, "embed_scale": 39.191835884530846},
+        ),
+    ],
+    ids=["huginn", "nanbeige", "hrm_text"],
+)
+def test_published_config_gives_the_published_size(
+    config: dict[str, Any], names: list[str], parameters: float, facts: dict[str, Any]
+) -> None:
+    described = FAMILIES[config["model_type"]].describe(config, set(names))
+    rest = {"bos_id": -1, "eos_ids": (), "add_bos": False, "chat_template": ""}
+    descriptor = check_descriptor({**described, **rest})
+    assert {key: descriptor[key] for key in facts} == facts
+    buffers = ("rope.inv_freq", "low_init")
+    tensors = expected_tensors(descriptor).items()
+    found = sum(math.prod(dims) for name, dims in tensors if name not in buffers)
+    assert found == pytest.approx(parameters, rel=1e-3 if config is HUGINN_PUBLISHED else 0)
+
+
+def test_huginns_state_is_scaled_as_its_embedding_is() -> None:
+    """Cut at three times 0.0087, then times sqrt(5280): 0.632, whether the config says so or is silent."""
+    names = {"transformer.core_block.0.norm_3.weight"}
+    silent = {key: value for key, value in HUGINN_PUBLISHED.items() if key != "init_values"}
+    for config in (HUGINN_PUBLISHED, silent):
+        described = FAMILIES["huginn_raven"].describe(config, names)
+        assert described["state_std"] == pytest.approx(math.sqrt(2 / 5), rel=1e-6)
+        assert described["embed_scale"] == pytest.approx(math.sqrt(5280), rel=1e-6)
+
+
 # --- what a config or a tensor could mean that we do not compute ---
 
 
@@ -326,6 +413,48 @@ def test_field_that_changes_the_arithmetic_is_refused_by_name(
     write_folder(tmp_path / "source", {**config, field: value}, tensors())
     with pytest.raises(ConvertError, match=named):
         convert(tmp_path / "source", tmp_path / "m.tloop")
+
+
+ODD_VALUES = [
+    "x",
+    "1",
+    [],
+    [[1]],
+    {},
+    {"x": 1},
+    -1,
+    0,
+    10**400,
+    1e-400,
+    float("nan"),
+    float("inf"),
+    True,
+    None,
+]
+
+
+@pytest.mark.parametrize("source", [*SOURCES, "hrm_text"])
+def test_no_config_value_raises_anything_but_a_named_refusal(tmp_path: Path, source: str) -> None:
+    folder = tmp_path / "source"
+    if source == "hrm_text":
+        _save(folder, _official("hrm_text"))
+    else:
+        config, tensors = SOURCES[source]
+        write_folder(folder, config, tensors())
+    original = json.loads((folder / "config.json").read_text())
+    refused = 0
+    for field in dict.fromkeys(
+        [*original, "init_values", "rope_scaling", "rope_theta", "initial_state_mode"]
+    ):
+        for value in ODD_VALUES:
+            (folder / "config.json").write_text(json.dumps({**original, field: value}))
+            try:
+                open_huggingface(folder)
+            except ConvertError as error:
+                refused += 1
+                # A sentence of ours, not the fallback that quotes an exception.
+                assert error.__cause__ is None, (field, value, error)  # noqa: PT017
+    assert refused > 150
 
 
 @pytest.mark.parametrize(

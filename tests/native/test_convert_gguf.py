@@ -20,7 +20,7 @@ from tinyloop.native.gguf_source import open_gguf
 from tinyloop.native.reference import Reference
 from tinyloop.native.tokenizer import load_tokenizer
 from tokenizers import pre_tokenizers
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Tokenizer
 
 HIDDEN, FFN, HEADS, KV_HEADS, HEAD_DIM, LAYERS = 64, 96, 4, 2, 16, 2
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -37,7 +37,7 @@ TEXTS = [
 ]
 
 
-def _shapes() -> dict[str, tuple[int, ...]]:
+def _shapes(architecture: str = "llama") -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {
         "token_embd.weight": (VOCAB, HIDDEN),
         "output_norm.weight": (HIDDEN,),
@@ -48,6 +48,10 @@ def _shapes() -> dict[str, tuple[int, ...]]:
         shapes |= {f"blk.{i}.attn_output.weight": (HIDDEN, HIDDEN), f"blk.{i}.ffn_down.weight": (HIDDEN, FFN)}
         shapes |= {f"blk.{i}.ffn_{name}.weight": (FFN, HIDDEN) for name in ("gate", "up")}
         shapes |= {f"blk.{i}.{name}_norm.weight": (HIDDEN,) for name in ("attn", "ffn")}
+        if architecture == "qwen2":
+            shapes |= {f"blk.{i}.attn_{name}.bias": (n,) for name, n in rows.items()}
+        if architecture == "qwen3":
+            shapes |= {f"blk.{i}.attn_{name}_norm.weight": (HEAD_DIM,) for name in "qk"}
     return shapes
 
 
@@ -57,9 +61,11 @@ def _write(
     *,
     fields: Mapping[str, Any] | None = None,
     tensors: Mapping[str, Any] | None = None,
+    architecture: str = "llama",
+    pre: str = "smollm",
 ) -> Path:
-    """A tiny llama file whose matrices are of `kind`."""
-    writer = gguf.GGUFWriter(path, "llama")
+    """A tiny file whose matrices are of `kind`."""
+    writer = gguf.GGUFWriter(path, architecture)
     writer.add_name("tiny")
     writer.add_block_count(LAYERS)
     writer.add_context_length(128)
@@ -70,7 +76,7 @@ def _write(
     writer.add_rope_freq_base(50000.0)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
+    writer.add_tokenizer_pre(pre)
     writer.add_token_list(TOKENS)
     writer.add_token_types([3, 3] + [1] * (VOCAB - 2))
     writer.add_token_merges(MERGES)
@@ -79,7 +85,7 @@ def _write(
     for name, value in (fields or {}).items():
         writer.add_string(name, value) if isinstance(value, str) else writer.add_uint32(name, value)
     rng = np.random.default_rng(0)
-    for name, shape in _shapes().items():
+    for name, shape in _shapes(architecture).items():
         values = rng.standard_normal(shape).astype(np.float32)
         values = 1 + values / 5 if len(shape) == 1 else values / 8
         _add(writer, name, values, Kind.F32 if len(shape) == 1 else kind)
@@ -99,10 +105,12 @@ def _add(writer: gguf.GGUFWriter, name: str, values: NDArray[np.float32], kind: 
         writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
 
 
-def _transformers_logits(path: Path, ids: NDArray[np.int32]) -> NDArray[np.float64]:
+def _transformers_logits(path: Path, ids: NDArray[np.int32], **config: int) -> NDArray[np.float64]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+        model = AutoModelForCausalLM.from_pretrained(
+            path.parent, gguf_file=path.name, dtype=torch.float32, **config
+        )
     with torch.no_grad():
         logits: NDArray[np.float64] = (
             model.double()(torch.from_numpy(ids.astype(np.int64))[None]).logits[0].numpy()
@@ -131,6 +139,31 @@ def test_file_gives_transformers_logits(
     expected = _transformers_logits(path, ids)
     found = Reference.load(tmp_path / "m.tloop").logits(ids, 1)
     assert np.abs(found - expected).max() < limit * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("kind", [Kind.F32, Kind.Q8_0], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3"])
+def test_other_architectures_give_transformers_logits(tmp_path: Path, architecture: str, kind: Kind) -> None:
+    sizes = {"qwen3.attention.key_length": HEAD_DIM, "qwen3.attention.value_length": HEAD_DIM}
+    fields = sizes if architecture == "qwen3" else {}
+    path = _write(tmp_path / "tiny.gguf", kind, architecture=architecture, pre="qwen2", fields=fields)
+    bits, group, limit = (8, 32, 1e-6) if kind == Kind.Q8_0 else (16, 64, 2e-3)
+    assert convert(path, tmp_path / "m.tloop", bits, group).descriptor["family"] == architecture
+    ids = np.random.default_rng(1).integers(0, VOCAB, 20).astype(np.int32)
+    # Its reader takes 128 for the head size of qwen3 whatever the file says.
+    expected = _transformers_logits(path, ids, **({"head_dim": HEAD_DIM} if fields else {}))
+    found = Reference.load(tmp_path / "m.tloop").logits(ids, 1)
+    assert np.abs(found - expected).max() < limit * np.abs(expected).max()
+
+
+def test_qwen_tokenizer_gives_the_ids_of_the_librarys(tmp_path: Path) -> None:
+    path = _write(tmp_path / "tiny.gguf", Kind.F32, architecture="qwen2", pre="qwen2")
+    ours = load_tokenizer(convert(path, tmp_path / "m.tloop", 8, 64))
+    merges = [tuple(merge.split(" ")) for merge in MERGES]
+    theirs = Qwen2Tokenizer(vocab={token: i for i, token in enumerate(TOKENS)}, merges=merges)
+    for text in [*TEXTS, "e\u0301 1234", "in  the\n\n  then"]:
+        if "<|im_start|>" not in text:
+            assert ours.encode(text).ids == theirs.encode(text, add_special_tokens=False), text
 
 
 def test_own_blocks_are_named_in_the_recipe_and_need_their_group(tmp_path: Path) -> None:
@@ -230,7 +263,7 @@ def test_a_matrix_of_another_shape_is_named(
 ) -> None:
     changed = _shapes() | {name: shape}
     with monkeypatch.context() as patch:
-        patch.setitem(globals(), "_shapes", lambda: changed)
+        patch.setitem(globals(), "_shapes", lambda architecture: changed)
         path = _write(tmp_path / "tiny.gguf", Kind.F32)
     with pytest.raises(ConvertError, match=name):
         convert(path, tmp_path / "m.tloop")
