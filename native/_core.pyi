@@ -95,7 +95,6 @@ def load_model(
     numeric_mode: str,
     cpu_isa: str,
 ) -> Model: ...
-
 def _sample(
     logits: NDArray[np.float32],
     seen: NDArray[np.int32],

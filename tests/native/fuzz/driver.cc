@@ -17,6 +17,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <memory>
 #include <random>
 #include <string>
 #include <vector>
@@ -77,7 +78,10 @@ bool take_new_coverage() {
 
 bool run(const Input& input) {
   std::memset(hits, 0, sizeof(hits));
-  LLVMFuzzerTestOneInput(input.data(), input.size());
+  // In memory of exactly its size: a vector's spare capacity would hide a read past the end.
+  const auto exact = std::make_unique<uint8_t[]>(input.size());
+  std::copy(input.begin(), input.end(), exact.get());
+  LLVMFuzzerTestOneInput(exact.get(), input.size());
   return take_new_coverage();
 }
 
