@@ -11,6 +11,11 @@ namespace tinyloop::cpu::TINYLOOP_ISA {
 inline constexpr int kRowsPerTile = 6;
 inline constexpr int kPanelsPerTile = 1;
 
+// Products of at most kFewRows rows dequantize in registers. Two panels of one row: 4 sums, 8 of
+// zeros and scales, 3 to work with, 1 mask.
+inline constexpr int kFewRows = 8;
+constexpr int few_rows_panels_at_once(int rows) { return rows <= 2 ? 2 : 1; }
+
 struct Vec {
   __m256 low, high;
 };
@@ -76,9 +81,10 @@ inline void store_half(uint16_t* p, Vec a) {
                    _mm256_cvtps_ph(a.high, _MM_FROUND_TO_NEAREST_INT));
 }
 inline Vec load_u8(const uint8_t* p) {
-  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-  return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes)),
-          _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8)))};
+  const __m128i low = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+  const __m128i high = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p + 8));
+  return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(low)),
+          _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(high))};
 }
 inline Vec load_u4(const uint8_t* p) {
   const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));

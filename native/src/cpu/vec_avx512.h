@@ -11,6 +11,11 @@ namespace tinyloop::cpu::TINYLOOP_ISA {
 inline constexpr int kRowsPerTile = 12;
 inline constexpr int kPanelsPerTile = 2;
 
+// Products of at most kFewRows rows dequantize in registers. Four panels of four rows: 16 sums, 8
+// of zeros and scales, 8 to work with.
+inline constexpr int kFewRows = 8;
+constexpr int few_rows_panels_at_once(int rows) { return rows <= 4 ? 4 : 2; }
+
 using Vec = __m512;
 
 inline Vec set1(float x) { return _mm512_set1_ps(x); }

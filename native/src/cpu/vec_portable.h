@@ -12,6 +12,8 @@ namespace tinyloop::cpu::TINYLOOP_ISA {
 
 inline constexpr int kRowsPerTile = 4;    // rows of C that one micro-kernel holds in registers
 inline constexpr int kPanelsPerTile = 1;  // panels of 16 columns beside each other, likewise
+inline constexpr int kFewRows = 2;        // at most so many rows dequantize in registers
+constexpr int few_rows_panels_at_once(int) { return 1; }
 
 struct Vec {
   float lane[16];
