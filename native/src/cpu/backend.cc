@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "cpu/kernels.h"
+#include "cpu/normal.h"
 #include "threads.h"
 #include "tinyloop/errors.h"
 
@@ -41,6 +42,8 @@ PanelWeight::Kind panel_kind(TensorKind kind) {
   return PanelWeight::Kind::kF32;
 }
 
+size_t to_size(int64_t n) { return static_cast<size_t>(n); }
+
 // File rows [outputs][inputs] of elements of kBytes to panels [panel][input][16].
 template <size_t kBytes>
 void repack(const uint8_t* from, int64_t outputs, int64_t inputs, uint8_t* to) {
@@ -65,17 +68,65 @@ void repack_nibbles(const uint8_t* from, int64_t outputs, int64_t inputs, uint8_
   }
 }
 
-void repack_codes(const TensorEntry& tensor, uint8_t* to) {
-  switch (tensor.kind) {
+void repack_codes(TensorKind kind, const uint8_t* from, int64_t outputs, int64_t inputs,
+                  uint8_t* to) {
+  switch (kind) {
     case TensorKind::kF32:
-      return repack<4>(tensor.data, tensor.rows, tensor.cols, to);
+      return repack<4>(from, outputs, inputs, to);
     case TensorKind::kF16:
-      return repack<2>(tensor.data, tensor.rows, tensor.cols, to);
+      return repack<2>(from, outputs, inputs, to);
     case TensorKind::kQ8:
-      return repack<1>(tensor.data, tensor.rows, tensor.cols, to);
+      return repack<1>(from, outputs, inputs, to);
     case TensorKind::kQ4:
-      return repack_nibbles(tensor.data, tensor.rows, tensor.cols, to);
+      return repack_nibbles(from, outputs, inputs, to);
   }
+}
+
+// Bytes of one output's codes in the file.
+size_t row_bytes(TensorKind kind, int64_t inputs) {
+  switch (kind) {
+    case TensorKind::kF32:
+      return to_size(inputs) * 4;
+    case TensorKind::kF16:
+      return to_size(inputs) * 2;
+    case TensorKind::kQ8:
+      return to_size(inputs);
+    case TensorKind::kQ4:
+      return to_size(inputs) / 2;
+  }
+  return 0;
+}
+
+PanelWeight panel_shape(TensorKind kind, int64_t outputs, int64_t inputs, int64_t group) {
+  PanelWeight w;
+  w.kind = panel_kind(kind);
+  w.outputs = outputs;
+  w.inputs = inputs;
+  w.group = group;
+  return w;
+}
+
+// Of the scales of a weight; its zeros take the same again.
+size_t scale_bytes(const PanelWeight& w) {
+  return to_size(w.panels() * w.groups() * kPanel) * sizeof(uint16_t);
+}
+
+// Padding outputs are zero, and nibbles are or-ed into place.
+Block allocate_zeros(size_t bytes, const TensorEntry& tensor, Account& account) {
+  Block block = account.allocate(bytes, Owner::kWeights, tensor.name.c_str());
+  std::memset(block.as<uint8_t>(), 0, bytes);
+  return block;
+}
+
+// Scales and zeros of outputs [begin, begin + w.outputs) of the tensor.
+void repack_scales(const TensorEntry& tensor, int64_t begin, PanelWeight& w, uint8_t* to) {
+  const size_t row = to_size(w.groups()) * sizeof(uint16_t);
+  const size_t stored = to_size(tensor.rows) * row;
+  const uint8_t* scales = tensor.data + tensor.bytes - 2 * stored + to_size(begin) * row;
+  repack<2>(scales, w.outputs, w.groups(), to);
+  repack<2>(scales + stored, w.outputs, w.groups(), to + scale_bytes(w));
+  w.scales = reinterpret_cast<const uint16_t*>(to);
+  w.zeros = reinterpret_cast<const uint16_t*>(to + scale_bytes(w));
 }
 
 class CpuBackend : public Backend {
@@ -88,98 +139,144 @@ class CpuBackend : public Backend {
   }
   size_t activation_bytes() const override { return bytes_; }
 
-  std::unique_ptr<Weight> upload(const TensorEntry& tensor, Account& account) override {
+  std::unique_ptr<Weight> upload(const TensorEntry& tensor, int64_t begin, int64_t end,
+                                 Account& account) override {
     auto weight = std::make_unique<CpuWeight>();
     PanelWeight& w = weight->panels;
-    w.kind = panel_kind(tensor.kind);
-    w.outputs = tensor.rows;
-    w.inputs = tensor.cols;
-    w.group = tensor.group;
-    const auto code_bytes = static_cast<size_t>(w.panels() * w.inputs * w.code_bytes());
-    weight->codes = account.allocate(code_bytes, Owner::kWeights, tensor.name.c_str());
-    std::memset(weight->codes.as<uint8_t>(), 0,
-                code_bytes);  // padding outputs, and nibbles are or-ed
-    repack_codes(tensor, weight->codes.as<uint8_t>());
+    w = panel_shape(tensor.kind, end - begin, tensor.cols, tensor.group);
+    const auto sizes = upload_bytes(tensor.kind, w.outputs, w.inputs, w.group);
+    weight->codes = allocate_zeros(sizes[0], tensor, account);
+    const uint8_t* rows = tensor.data + to_size(begin) * row_bytes(tensor.kind, tensor.cols);
+    repack_codes(tensor.kind, rows, w.outputs, w.inputs, weight->codes.as<uint8_t>());
     w.codes = weight->codes.as<uint8_t>();
-    if (w.group != 0) upload_scales(tensor, account, *weight);
+    if (w.group != 0) {
+      weight->scales = allocate_zeros(sizes[1], tensor, account);
+      repack_scales(tensor, begin, w, weight->scales.as<uint8_t>());
+    }
     return weight;
   }
 
-  void allocate_workspace(const WorkspaceShape& shape, Account& account) override {
-    const int64_t depth_blocks = (shape.max_inputs + kDepthBlock - 1) / kDepthBlock;
-    const auto take = [&](int64_t floats, const char* what) {
-      return account.allocate(static_cast<size_t>(floats) * sizeof(float), Owner::kWorkspace, what);
-    };
-    a_ = take(depth_blocks * kRowBlock * kDepthBlock, "product rows");
-    const int64_t product = kTilePanels * kDepthBlock * kPanel + kRowBlock * kTilePanels * kPanel;
-    thread_floats_ = std::max(product, attention_scratch_floats(shape.head_dim));
-    scratch_ = take(threads_.count() * thread_floats_, "thread scratch");
-    head_tiles_ = (shape.vocab_size + kHeadTile - 1) / kHeadTile;
-    partials_ = account.allocate(static_cast<size_t>(kRowBlock * head_tiles_) * sizeof(HeadPartial),
-                                 Owner::kWorkspace, "head partials");
-    target_logits_ = take(kRowBlock, "target logits");
+  std::vector<size_t> upload_bytes(TensorKind kind, int64_t outputs, int64_t inputs,
+                                   int64_t group) const override {
+    const PanelWeight w = panel_shape(kind, outputs, inputs, group);
+    std::vector<size_t> sizes{to_size(w.panels() * w.inputs * w.code_bytes())};
+    if (group != 0) sizes.push_back(2 * scale_bytes(w));
+    return sizes;
   }
 
-  void embed(const Weight& weight, const int32_t* ids, int64_t rows, float* main) override {
+  void allocate_workspace(const WorkspaceShape& shape, Account& account) override {
+    const auto sizes = workspace_bytes(shape);
+    const auto take = [&](size_t i, const char* what) {
+      return account.allocate(sizes[i], Owner::kWorkspace, what);
+    };
+    a_ = take(0, "product rows");
+    scratch_ = take(1, "thread scratch");
+    partials_ = take(2, "head partials");
+    target_logits_ = take(3, "target logits");
+    thread_floats_ = thread_floats(shape);
+    head_tiles_ = head_tiles(shape);
+  }
+
+  std::vector<size_t> workspace_bytes(const WorkspaceShape& shape) const override {
+    const int64_t depth_blocks = (shape.max_inputs + kDepthBlock - 1) / kDepthBlock;
+    return {to_size(depth_blocks * kRowBlock * kDepthBlock) * sizeof(float),
+            to_size(threads_.count() * thread_floats(shape)) * sizeof(float),
+            to_size(kRowBlock * head_tiles(shape)) * sizeof(HeadPartial),
+            to_size(kRowBlock) * sizeof(float)};
+  }
+
+  void embed(const Weight& weight, const int32_t* ids, int64_t rows, float scale,
+             float* state) override {
     const PanelWeight& w = panels_of(weight);
     by_rows(rows, [&](int64_t begin, int64_t n) {
-      kernels_.embed(w, ids + begin, n, main + begin * w.inputs);
+      kernels_.embed(w, ids + begin, n, scale, state + begin * w.inputs);
     });
   }
 
-  void norm_linear(const float* main, const float* norm, float eps, int64_t rows,
-                   const Weight& weight, Rows out) override {
+  void norm_linear(const float* state, const NormSpec& norm, int64_t rows, const Weight& weight,
+                   Rows out) override {
     const PanelWeight& w = panels_of(weight);
     product(rows, w, into(out), [&](int64_t first, int64_t begin, int64_t n) {
-      kernels_.pack_norm(main + (first + begin) * w.inputs, norm, eps, n, w.inputs, a(), begin);
+      kernels_.pack_norm(state + (first + begin) * w.inputs, norm, n, w.inputs, a(), begin);
     });
   }
   void linear(Rows in, int64_t rows, const Weight& weight, Rows out) override {
     pack_and_multiply(in, rows, panels_of(weight), into(out));
   }
-  void linear_add(Rows in, int64_t rows, const Weight& weight, float* main) override {
-    LinearTile target;
-    target.into = Into::kAddToMain;
-    target.main = main;
-    target.main_stride = panels_of(weight).outputs;
-    pack_and_multiply(in, rows, panels_of(weight), target);
+  void linear_add(Rows in, int64_t rows, const Weight& weight, float* state) override {
+    const PanelWeight& w = panels_of(weight);
+    pack_and_multiply(in, rows, w, into(Into::kAddToMain, state, w));
   }
-
-  void norm(float* main, const float* norm, float eps, int64_t rows, int64_t width) override {
-    by_rows(rows, [&](int64_t begin, int64_t n) {
-      kernels_.norm(main + begin * width, norm, eps, n, width);
-    });
-  }
-  void norm_add(Rows branch, const float* norm, float eps, int64_t rows, int64_t width,
-                float* main) override {
-    by_rows(rows, [&](int64_t begin, int64_t n) {
-      kernels_.norm_add(at(branch, begin), norm, eps, n, width, main + begin * width);
-    });
-  }
-  void rope_store(Rows qkv, const float* rope, int64_t rows, const AttentionShape& shape,
-                  uint8_t* keys, uint8_t* values) override {
-    const size_t row_bytes = static_cast<size_t>(shape.n_kv_heads * shape.head_dim) * bytes_;
-    by_rows(rows, [&](int64_t begin, int64_t n) {
-      const size_t offset = static_cast<size_t>(begin) * row_bytes;
-      kernels_.rope_store(at(qkv, begin), rope + begin * shape.head_dim, n, shape.n_q_heads,
-                          shape.n_kv_heads, shape.head_dim, keys + offset, values + offset);
-    });
-  }
-  void silu_mul(Rows gate_up, int64_t rows, int64_t width, Rows out) override {
-    by_rows(rows, [&](int64_t begin, int64_t n) {
-      kernels_.silu_mul(at(gate_up, begin), n, width, at(out, begin));
+  // A block's rows are packed before any of them is written.
+  void adapter(float* state, const float* input, int64_t rows, const Weight& weight) override {
+    const PanelWeight& w = panels_of(weight);
+    const int64_t width = w.outputs;
+    product(rows, w, into(Into::kMain, state, w), [&](int64_t first, int64_t begin, int64_t n) {
+      const int64_t at = (first + begin) * width;
+      kernels_.pack_pair(state + at, input + at, n, width, a(), begin);
     });
   }
 
-  void attention(const std::vector<AttentionChunk>& chunks, const AttentionShape& shape,
-                 int64_t plane, int64_t own_plane, Rows queries, Rows out) override {
+  void norm(float* state, const NormSpec& norm, int64_t rows, int64_t width) override {
+    by_rows(rows, [&](int64_t begin, int64_t n) {
+      kernels_.norm(state + begin * width, norm, n, width);
+    });
+  }
+  void norm_add(Rows branch, const NormSpec& norm, int64_t rows, int64_t width,
+                float* state) override {
+    by_rows(rows, [&](int64_t begin, int64_t n) {
+      kernels_.norm_add(at(branch, begin), norm, n, width, state + begin * width);
+    });
+  }
+  void add(float* state, const float* other, int64_t rows, int64_t width) override {
+    by_rows(rows, [&](int64_t begin, int64_t n) {
+      kernels_.add(state + begin * width, other + begin * width, n, width);
+    });
+  }
+  void init_normal(float* state, const int32_t* positions, int64_t rows, int64_t width, float std,
+                   uint64_t seed) override {
+    by_rows(rows, [&](int64_t begin, int64_t n) {
+      for (int64_t i = begin; i < begin + n; ++i) {
+        fill_normal(seed, positions[i], width, std, state + i * width);
+      }
+    });
+  }
+
+  void norm_store(const float* state, const NormSpec& norm, int64_t /*rows*/, int64_t width,
+                  const std::vector<HiddenRun>& runs, int64_t plane, Rows out,
+                  Rows read_back) override {
+    by_runs(runs, [&](const HiddenRun& run, RunPart part) {
+      kernels_.norm_store(state, norm, width, run, part, plane, at(out, 0), at(read_back, 0));
+    });
+  }
+  void load_hidden(const HiddenSegment& from, int64_t plane, int64_t token, int64_t rows,
+                   int64_t width, Rows out) override {
+    by_rows(rows, [&](int64_t begin, int64_t n) {
+      kernels_.load_hidden(from, plane, token + begin, n, width, at(out, begin));
+    });
+  }
+
+  void prepare_heads(Rows qkv, const float* rope, int64_t rows, const HeadShape& shape,
+                     const HeadPrep& prep) override {
+    by_rows(rows, [&](int64_t begin, int64_t n) {
+      kernels_.prepare_heads(at(qkv, begin), rope + begin * shape.head_dim, n, shape, prep);
+    });
+  }
+  void store_kv(Rows qkv, const HeadShape& shape, const std::vector<KvRun>& runs,
+                int64_t plane) override {
+    by_runs(runs, [&](const KvRun& run, RunPart part) {
+      kernels_.store_kv(at(qkv, 0), shape, run, part, plane);
+    });
+  }
+
+  void attention(const std::vector<AttentionChunk>& chunks, const HeadShape& shape, int64_t plane,
+                 Rows queries, Rows out) override {
     const auto n_chunks = static_cast<int64_t>(chunks.size());
     threads_.run(n_chunks * shape.n_kv_heads, [&](int64_t item, int thread) {
       AttentionTask task;
-      task.chunk = &chunks[static_cast<size_t>(item / shape.n_kv_heads)];
+      task.chunk = &chunks[to_size(item / shape.n_kv_heads)];
       task.kv_head = item % shape.n_kv_heads;
       task.plane = plane;
-      task.own_plane = own_plane;
       task.n_q_heads = shape.n_q_heads;
       task.n_kv_heads = shape.n_kv_heads;
       task.head_dim = shape.head_dim;
@@ -189,18 +286,29 @@ class CpuBackend : public Backend {
       kernels_.attention(task);
     });
   }
-
-  int64_t attention_rows(const AttentionShape& shape) const override {
+  int64_t attention_rows(const HeadShape& shape) const override {
     return std::max<int64_t>(1, kQueryBlock / (shape.n_q_heads / shape.n_kv_heads));
   }
 
-  void score_head(const float* main, const int32_t* rows, const int32_t* targets, int64_t n,
-                  const Weight& head, float* logprobs, uint8_t* greedy) override {
+  void gate_mul(Rows gate, int64_t rows, int64_t width, Rows out) override {
+    by_rows(rows, [&](int64_t begin, int64_t n) {
+      kernels_.gate_mul(at(gate, begin), n, width, at(out, begin));
+    });
+  }
+  void silu_mul(Rows gate_up, int64_t rows, int64_t width, Rows out) override {
+    by_rows(rows, [&](int64_t begin, int64_t n) {
+      kernels_.silu_mul(at(gate_up, begin), n, width, at(out, begin));
+    });
+  }
+
+  void score_head(const float* state, const int32_t* rows, const int32_t* targets, int64_t n,
+                  const Weight& head, const HeadScores& out) override {
     const PanelWeight& w = panels_of(head);
     for (int64_t first = 0; first < n; first += kRowBlock) {
       const int64_t block = std::min(kRowBlock, n - first);
+      const int32_t* block_targets = targets == nullptr ? nullptr : targets + first;
       by_rows(block, [&](int64_t begin, int64_t count) {
-        kernels_.pack_main(main, rows + first + begin, count, w.inputs, a(), begin);
+        kernels_.pack_main(state, rows + first + begin, count, w.inputs, a(), begin);
       });
       threads_.run(head_tiles_, [&](int64_t item, int thread) {
         HeadTile tile;
@@ -211,14 +319,28 @@ class CpuBackend : public Backend {
         tile.tiles = head_tiles_;
         tile.b = scratch(thread);
         tile.c = tile.b + kTilePanels * kDepthBlock * kPanel;
-        tile.targets = targets + first;
+        tile.targets = block_targets;
         tile.target_logits = target_logits_.as<float>();
         tile.partials = partials_.as<HeadPartial>();
         kernels_.head(tile);
       });
-      for (int64_t i = 0; i < block; ++i)
-        finish_row(i, targets[first + i], logprobs + first + i, greedy + first + i);
+      for (int64_t i = 0; i < block; ++i) {
+        finish_row(i, block_targets == nullptr ? nullptr : block_targets + i, first + i, out);
+      }
     }
+  }
+  void logits(const float* state, const int32_t* rows, int64_t n, const Weight& head,
+              float* out) override {
+    const PanelWeight& w = panels_of(head);
+    product(n, w, into(Into::kMain, out, w), [&](int64_t first, int64_t begin, int64_t count) {
+      kernels_.pack_main(state, rows + first + begin, count, w.inputs, a(), begin);
+    });
+  }
+  void exit_gate(const float* state, const int32_t* rows, int64_t n, int64_t width,
+                 const float* weight, float bias, float* out) override {
+    by_rows(n, [&](int64_t begin, int64_t count) {
+      kernels_.exit_gate(state, rows + begin, count, width, weight, bias, out + begin);
+    });
   }
 
  private:
@@ -233,20 +355,20 @@ class CpuBackend : public Backend {
     return target;
   }
 
-  void upload_scales(const TensorEntry& tensor, Account& account, CpuWeight& weight) {
-    PanelWeight& w = weight.panels;
-    const int64_t values = w.panels() * w.groups() * kPanel;
-    weight.scales = account.allocate(static_cast<size_t>(2 * values) * sizeof(uint16_t),
-                                     Owner::kWeights, tensor.name.c_str());
-    auto* scales = weight.scales.as<uint16_t>();
-    std::memset(scales, 0, static_cast<size_t>(2 * values) * sizeof(uint16_t));
-    const size_t each = static_cast<size_t>(tensor.rows * tensor.groups()) * sizeof(uint16_t);
-    const uint8_t* stored = tensor.data + tensor.bytes - 2 * each;
-    repack<2>(stored, tensor.rows, tensor.groups(), reinterpret_cast<uint8_t*>(scales));
-    repack<2>(stored + each, tensor.rows, tensor.groups(),
-              reinterpret_cast<uint8_t*>(scales + values));
-    w.scales = scales;
-    w.zeros = scales + values;
+  LinearTile into(Into into, float* main, const PanelWeight& w) const {
+    LinearTile target;
+    target.into = into;
+    target.main = main;
+    target.main_stride = w.outputs;
+    return target;
+  }
+
+  static int64_t thread_floats(const WorkspaceShape& shape) {
+    const int64_t product = kTilePanels * kDepthBlock * kPanel + kRowBlock * kTilePanels * kPanel;
+    return std::max(product, attention_scratch_floats(shape.head_dim));
+  }
+  static int64_t head_tiles(const WorkspaceShape& shape) {
+    return (shape.vocab_size + kHeadTile - 1) / kHeadTile;
   }
 
   // Splits rows into runs for the threads; 16 rows are the least that is worth a hand-over.
@@ -256,6 +378,22 @@ class CpuBackend : public Backend {
         std::max<int64_t>(16, (rows + threads_.count() * 4 - 1) / (threads_.count() * 4));
     threads_.run((rows + run - 1) / run,
                  [&](int64_t item, int) { task(item * run, std::min(run, rows - item * run)); });
+  }
+
+  // Splits the rows of runs, not the runs: a decode step has one row a run.
+  template <typename Run, typename Task>
+  void by_runs(const std::vector<Run>& runs, Task task) {
+    int64_t rows = 0;
+    for (const Run& run : runs) rows += run.rows;
+    by_rows(rows, [&](int64_t begin, int64_t n) {
+      for (const Run& run : runs) {
+        const int64_t part = std::min(n, run.rows - begin);
+        if (part > 0) task(run, RunPart{begin, part});
+        n -= std::max<int64_t>(part, 0);
+        begin = std::max<int64_t>(begin - run.rows, 0);
+        if (n == 0) return;
+      }
+    });
   }
 
   void pack_and_multiply(Rows in, int64_t rows, const PanelWeight& w, const LinearTile& target) {
@@ -282,7 +420,7 @@ class CpuBackend : public Backend {
         tile.panels = std::min(panels, w.panels() - tile.first_panel);
         tile.b = scratch(thread);
         tile.c = tile.b + kTilePanels * kDepthBlock * kPanel;
-        if (tile.into == Into::kAddToMain) {
+        if (tile.into != Into::kActivations) {
           tile.main += first * tile.main_stride;
         } else {
           tile.out = {static_cast<uint8_t*>(tile.out.data) +
@@ -302,7 +440,7 @@ class CpuBackend : public Backend {
   }
 
   // log p = logit - (max + log sum); tiles are folded in order, in double.
-  void finish_row(int64_t row, int32_t target, float* logprob, uint8_t* greedy) {
+  void finish_row(int64_t row, const int32_t* target, int64_t at, const HeadScores& out) const {
     const HeadPartial* partials = partials_.as<HeadPartial>() + row * head_tiles_;
     float max = partials[0].max;
     float best = partials[0].best;
@@ -319,9 +457,15 @@ class CpuBackend : public Backend {
       sum += static_cast<double>(partials[t].sum) *
              std::exp(static_cast<double>(partials[t].max) - static_cast<double>(max));
     }
-    const double logit = target_logits_.as<float>()[row];
-    *logprob = static_cast<float>(logit - (static_cast<double>(max) + std::log(sum)));
-    *greedy = best_id == target ? 1 : 0;
+    const double total = static_cast<double>(max) + std::log(sum);
+    const auto logprob = [&](float logit) {
+      return static_cast<float>(static_cast<double>(logit) - total);
+    };
+    if (out.best != nullptr) out.best[at] = best_id;
+    if (out.best_logprobs != nullptr) out.best_logprobs[at] = logprob(best);
+    if (target == nullptr) return;
+    if (out.logprobs != nullptr) out.logprobs[at] = logprob(target_logits_.as<float>()[row]);
+    if (out.greedy != nullptr) out.greedy[at] = best_id == *target ? 1 : 0;
   }
 
   const Kernels& kernels_;

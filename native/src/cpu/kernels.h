@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "backend.h"
 #include "kv.h"
 
 namespace tinyloop::cpu {
@@ -59,7 +60,7 @@ struct Activations {
 };
 
 // Where a product goes.
-enum class Into { kActivations, kAddToMain };
+enum class Into { kActivations, kAddToMain, kMain };
 
 struct LinearTile {
   const float* a = nullptr;  // blocks [inputs / kDepthBlock][kRowBlock][kDepthBlock]
@@ -71,7 +72,7 @@ struct LinearTile {
   float* c = nullptr;  // scratch [kRowBlock][kTilePanels * kPanel]
   Into into = Into::kActivations;
   Activations out;        // kActivations
-  float* main = nullptr;  // kAddToMain: [rows, main_stride]
+  float* main = nullptr;  // kAddToMain, kMain: [rows, main_stride]
   int64_t main_stride = 0;
 };
 
@@ -91,20 +92,19 @@ struct HeadTile {
   int64_t tiles = 0;
   float* b = nullptr;
   float* c = nullptr;
-  const int32_t* targets = nullptr;  // [rows]
+  const int32_t* targets = nullptr;  // [rows], or null
   float* target_logits = nullptr;    // [rows]; written by the tile that holds the target
   HeadPartial* partials = nullptr;   // [rows][tiles]
 };
 
 struct AttentionTask {
   const AttentionChunk* chunk = nullptr;
-  int64_t plane = 0;      // of the prefix segments
-  int64_t own_plane = 0;  // of the pieces' own segments
+  int64_t plane = 0;
   int64_t kv_head = 0;
   int64_t n_q_heads = 0;
   int64_t n_kv_heads = 0;
   int64_t head_dim = 0;
-  Activations queries;  // rotated; head h of row r at h * head_dim
+  Activations queries;  // ready for the product; head h of row r at h * head_dim
   Activations out;
   float* scratch = nullptr;  // attention_scratch_floats()
 };
@@ -112,32 +112,46 @@ struct AttentionTask {
 // Floats of scratch that one thread's attention needs.
 int64_t attention_scratch_floats(int64_t head_dim);
 
-// One instruction set. Row loops are over [0, rows); parallel splits are the caller's.
+// Rows [first, first + rows) of a run: a thread's part of it.
+struct RunPart {
+  int64_t first = 0;
+  int64_t rows = 0;
+};
+
+// One instruction set. Row loops are over [0, rows); parallel splits are the caller's. What an
+// operation computes is said in backend.h.
 struct Kernels {
   const char* name;
-  // A block of rows for a product: converted, or normed as rms(main) * weight and rounded to the
-  // activations' type, into `a` starting at row `at`. `rows` indexes main when not null.
+  // A block of rows for a product into `a`, starting at its row `at`: converted; rows `indices` of
+  // a state; a state's norm; two states side by side. States are rounded to the activations' type.
   void (*pack)(Activations in, int64_t rows, int64_t inputs, float* a, int64_t at);
   void (*pack_main)(const float* main, const int32_t* indices, int64_t rows, int64_t width,
                     float* a, int64_t at);
-  void (*pack_norm)(const float* main, const float* weight, float eps, int64_t rows, int64_t width,
-                    float* a, int64_t at);
+  void (*pack_norm)(const float* main, const NormSpec& norm, int64_t rows, int64_t width, float* a,
+                    int64_t at);
+  void (*pack_pair)(const float* main, const float* other, int64_t rows, int64_t width, float* a,
+                    int64_t at);
   void (*linear)(const LinearTile& tile);
   void (*head)(const HeadTile& tile);
   void (*attention)(const AttentionTask& task);
-  // main = rms(main) * weight
-  void (*norm)(float* main, const float* weight, float eps, int64_t rows, int64_t width);
-  // main += rms(branch) * weight
-  void (*norm_add)(Activations branch, const float* weight, float eps, int64_t rows, int64_t width,
+  void (*norm)(float* main, const NormSpec& norm, int64_t rows, int64_t width);
+  void (*norm_add)(Activations branch, const NormSpec& norm, int64_t rows, int64_t width,
                    float* main);
-  // Rotates the heads of q and k in place (half-split pairs; rope rows are cos then sin, head_dim /
-  // 2 each) and copies k and v to the plane. qkv rows: q heads, k heads, v heads.
-  void (*rope_store)(Activations qkv, const float* rope, int64_t rows, int64_t n_q_heads,
-                     int64_t n_kv_heads, int64_t head_dim, void* keys, void* values);
-  // out = silu(gate) * up; rows of gate_up are gate then up.
+  void (*add)(float* main, const float* other, int64_t rows, int64_t width);
+  void (*prepare_heads)(Activations qkv, const float* rope, int64_t rows, const HeadShape& shape,
+                        const HeadPrep& prep);
+  void (*store_kv)(Activations qkv, const HeadShape& shape, const KvRun& run, RunPart part,
+                   int64_t plane);
+  void (*norm_store)(const float* main, const NormSpec& norm, int64_t width, const HiddenRun& run,
+                     RunPart part, int64_t plane, Activations out, Activations read_back);
+  void (*load_hidden)(const HiddenSegment& from, int64_t plane, int64_t token, int64_t rows,
+                      int64_t width, Activations out);
+  void (*gate_mul)(Activations gate, int64_t rows, int64_t width, Activations out);
   void (*silu_mul)(Activations gate_up, int64_t rows, int64_t width, Activations out);
-  // main = row `id` of the weight
-  void (*embed)(const PanelWeight& weight, const int32_t* ids, int64_t rows, float* main);
+  void (*embed)(const PanelWeight& weight, const int32_t* ids, int64_t rows, float scale,
+                float* main);
+  void (*exit_gate)(const float* main, const int32_t* indices, int64_t rows, int64_t width,
+                    const float* weight, float bias, float* out);
 };
 
 // The kernels of an instruction set for FP16 or FP32 activations. Throws LoadError if this machine

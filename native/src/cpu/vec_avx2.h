@@ -80,6 +80,19 @@ inline void store_half(uint16_t* p, Vec a) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p + 8),
                    _mm256_cvtps_ph(a.high, _MM_FROUND_TO_NEAREST_INT));
 }
+inline Vec load_i8(const int8_t* p) {
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)),
+          _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8)))};
+}
+inline __m128i to_words(__m256 a) {
+  const __m256i ints = _mm256_cvtps_epi32(a);
+  return _mm_packs_epi32(_mm256_castsi256_si128(ints), _mm256_extracti128_si256(ints, 1));
+}
+inline void store_i8(int8_t* p, Vec a) {
+  const __m128i bytes = _mm_packs_epi16(to_words(a.low), to_words(a.high));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
+}
 inline Vec load_u8(const uint8_t* p) {
   const __m128i low = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
   const __m128i high = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p + 8));
@@ -91,6 +104,18 @@ inline Vec load_u4(const uint8_t* p) {
   const __m256i both = _mm256_cvtepu8_epi32(bytes);
   return {_mm256_cvtepi32_ps(_mm256_and_si256(both, _mm256_set1_epi32(15))),
           _mm256_cvtepi32_ps(_mm256_srli_epi32(both, 4))};
+}
+inline Vec load_u4_pairs(const uint8_t* p) {
+  const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+  const __m128i nibble = _mm_set1_epi8(15);
+  const __m128i even = _mm_and_si128(bytes, nibble);
+  const __m128i odd = _mm_and_si128(_mm_srli_epi16(bytes, 4), nibble);
+  const __m128i codes = _mm_unpacklo_epi8(even, odd);
+  return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(codes)),
+          _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(codes, 8)))};
+}
+inline Vec swap_pairs(Vec a) {
+  return {_mm256_permute_ps(a.low, 0xB1), _mm256_permute_ps(a.high, 0xB1)};
 }
 inline float sum_lanes(Vec a) {
   const __m256 eight = _mm256_add_ps(a.low, a.high);

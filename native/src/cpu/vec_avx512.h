@@ -50,6 +50,13 @@ inline Vec load_half(const uint16_t* p) {
 inline void store_half(uint16_t* p, Vec a) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT));
 }
+inline Vec load_i8(const int8_t* p) {
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
+}
+inline void store_i8(int8_t* p, Vec a) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a)));
+}
 inline Vec load_u8(const uint8_t* p) {
   const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
   return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes));
@@ -61,6 +68,14 @@ inline Vec load_u4(const uint8_t* p) {
   const __m128i high = _mm_and_si128(_mm_srli_epi16(bytes, 4), nibble);
   return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_unpacklo_epi64(low, high)));
 }
+inline Vec load_u4_pairs(const uint8_t* p) {
+  const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+  const __m128i nibble = _mm_set1_epi8(15);
+  const __m128i even = _mm_and_si128(bytes, nibble);
+  const __m128i odd = _mm_and_si128(_mm_srli_epi16(bytes, 4), nibble);
+  return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_unpacklo_epi8(even, odd)));
+}
+inline Vec swap_pairs(Vec a) { return _mm512_permute_ps(a, 0xB1); }
 inline float sum_lanes(Vec a) {
   const __m256 upper = _mm512_castps512_ps256(_mm512_shuffle_f32x4(a, a, 0x4E));
   const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(a), upper);

@@ -88,6 +88,13 @@ inline Vec load_half(const uint16_t* p) {
   return r;
 }
 inline void store_half(uint16_t* p, Vec a) { TINYLOOP_LANES p[i] = float_to_half(a.lane[i]); }
+inline Vec load_i8(const int8_t* p) {
+  Vec r;
+  TINYLOOP_LANES r.lane[i] = static_cast<float>(p[i]);
+  return r;
+}
+// Lanes that are integers in [-128, 127].
+inline void store_i8(int8_t* p, Vec a) { TINYLOOP_LANES p[i] = static_cast<int8_t>(a.lane[i]); }
 inline Vec load_u8(const uint8_t* p) {
   Vec r;
   TINYLOOP_LANES r.lane[i] = static_cast<float>(p[i]);
@@ -98,6 +105,18 @@ inline Vec load_u4(const uint8_t* p) {
   Vec r;
   for (int i = 0; i < 8; ++i) r.lane[i] = static_cast<float>(p[i] & 15);
   for (int i = 0; i < 8; ++i) r.lane[i + 8] = static_cast<float>(p[i] >> 4);
+  return r;
+}
+// 16 codes of 4 bits side by side: the even lanes in the low nibbles.
+inline Vec load_u4_pairs(const uint8_t* p) {
+  Vec r;
+  TINYLOOP_LANES r.lane[i] = static_cast<float>((p[i / 2] >> (i % 2 * 4)) & 15);
+  return r;
+}
+// Lanes 1, 0, 3, 2, ...
+inline Vec swap_pairs(Vec a) {
+  Vec r;
+  TINYLOOP_LANES r.lane[i] = a.lane[i ^ 1];
   return r;
 }
 // Sum and maximum of the lanes in one fixed order: halves, quarters, eighths, the last two.
