@@ -5,16 +5,20 @@
 
 #include <cstdint>
 
+#include "cpu/transpose_avx.h"
+
 namespace tinyloop::cpu::TINYLOOP_ISA {
 
 // 6 rows x 16 columns: 12 accumulators, 2 registers of B and 1 broadcast of A make 15 of 16.
 inline constexpr int kRowsPerTile = 6;
 inline constexpr int kPanelsPerTile = 1;
 
-// Products of at most kFewRows rows dequantize in registers. Two panels of one row: 4 sums, 8 of
-// zeros and scales, 3 to work with, 1 mask.
+// Products of at most kFewRows rows dequantize in registers. Two panels of one row take 4 sums, 8
+// zeros and scales, 3 to work with and a mask; without zeros and scales four panels fit.
 inline constexpr int kFewRows = 8;
-constexpr int few_rows_panels_at_once(int rows) { return rows <= 2 ? 2 : 1; }
+constexpr int few_rows_panels_at_once(int rows, bool quantized) {
+  return rows > 2 ? 1 : (rows == 1 && !quantized ? 4 : 2);
+}
 
 struct Vec {
   __m256 low, high;
