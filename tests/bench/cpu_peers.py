@@ -31,7 +31,7 @@ import torch
 from numpy.typing import NDArray
 from tinyloop.native import load_model
 from tinyloop.native.convert import convert
-from transformers import AutoModelForCausalLM, StaticCache
+from transformers import AutoModelForCausalLM, GgufConfig, StaticCache
 
 PROMPT, NEW, SCORED = 64, 128, 512
 BITS, GROUP = 4, 32  # the blocks of Q4_0 and Q4_1
@@ -119,7 +119,10 @@ class LlamaCpp:
 
 class Transformers:
     def __init__(self, gguf: Path, dtype: torch.dtype, compiled: bool) -> None:
-        model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=dtype)
+        # Dense weights: the packed ones that some versions keep have kernels for other machines.
+        model = AutoModelForCausalLM.from_pretrained(
+            gguf.parent, gguf_file=gguf.name, dtype=dtype, quantization_config=GgufConfig(dequantize=True)
+        )
         self.model = model.eval()
         self.compiled = compiled
         self.forward: Callable[..., Any] = torch.compile(self.model) if compiled else self.model
