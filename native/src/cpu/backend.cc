@@ -15,6 +15,10 @@ namespace {
 
 using namespace cpu;
 
+// Products of at most this many rows hand long runs of panels to the threads, so many to each.
+constexpr int64_t kFewRowsOfRuns = 16;
+constexpr int64_t kRunsPerThread = 4;
+
 // Raised whenever a change of the kernels changes a bit of any result.
 constexpr const char* kKernelVersion = "k1";
 
@@ -433,7 +437,7 @@ class CpuBackend : public Backend {
   // first + begin on.
   template <typename Pack>
   void product(int64_t rows, const PanelWeight& w, const LinearTile& target, Pack pack) {
-    const int64_t panels = panels_per_tile(w.panels());
+    const int64_t panels = panels_per_item(rows, w.panels());
     const int64_t tiles = (w.panels() + panels - 1) / panels;
     for (int64_t first = 0; first < rows; first += kRowBlock) {
       const int64_t block = std::min(kRowBlock, rows - first);
@@ -443,8 +447,6 @@ class CpuBackend : public Backend {
         tile.a = a();
         tile.rows = block;
         tile.weight = &w;
-        tile.first_panel = item * panels;
-        tile.panels = std::min(panels, w.panels() - tile.first_panel);
         tile.b = scratch(thread);
         tile.c = tile.b + kTilePanels * kDepthBlock * kPanel;
         if (tile.into != Into::kActivations) {
@@ -454,13 +456,25 @@ class CpuBackend : public Backend {
                           static_cast<size_t>(first * tile.out.stride) * bytes_,
                       tile.out.stride};
         }
-        kernels_.linear(tile);
+        const int64_t end = std::min((item + 1) * panels, w.panels());
+        for (int64_t panel = item * panels; panel < end; panel += kTilePanels) {
+          tile.first_panel = panel;
+          tile.panels = std::min(kTilePanels, end - panel);
+          kernels_.linear(tile);
+        }
       });
     }
   }
 
-  // Smaller tiles where a weight has few panels, so that the threads finish together.
-  int64_t panels_per_tile(int64_t panels) const {
+  // With few rows the product is a read of the weight: long even runs, which a processor prefetches
+  // well. With many, a tile at a time, smaller where a weight has few panels; so that the threads
+  // finish together.
+  int64_t panels_per_item(int64_t rows, int64_t panels) const {
+    if (rows <= kFewRowsOfRuns) {
+      const int64_t items = threads_.count() == 1 ? 1 : kRunsPerThread * threads_.count();
+      const int64_t pairs = (panels + 2 * items - 1) / (2 * items);
+      return 2 * pairs;
+    }
     int64_t per_tile = kTilePanels;
     while (per_tile > 2 && panels / per_tile < 8 * threads_.count()) per_tile /= 2;
     return threads_.count() == 1 ? kTilePanels : per_tile;

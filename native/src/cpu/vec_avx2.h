@@ -5,11 +5,20 @@
 
 #include <cstdint>
 
+#include "cpu/transpose_avx.h"
+
 namespace tinyloop::cpu::TINYLOOP_ISA {
 
 // 6 rows x 16 columns: 12 accumulators, 2 registers of B and 1 broadcast of A make 15 of 16.
 inline constexpr int kRowsPerTile = 6;
 inline constexpr int kPanelsPerTile = 1;
+
+// Products of at most kFewRows rows dequantize in registers. Two panels of one row take 4 sums, 8
+// zeros and scales, 3 to work with and a mask; without zeros and scales four panels fit.
+inline constexpr int kFewRows = 8;
+constexpr int few_rows_panels_at_once(int rows, bool quantized) {
+  return rows > 2 ? 1 : (rows == 1 && !quantized ? 4 : 2);
+}
 
 struct Vec {
   __m256 low, high;
@@ -89,9 +98,10 @@ inline void store_i8(int8_t* p, Vec a) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
 }
 inline Vec load_u8(const uint8_t* p) {
-  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-  return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes)),
-          _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8)))};
+  const __m128i low = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+  const __m128i high = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p + 8));
+  return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(low)),
+          _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(high))};
 }
 inline Vec load_u4(const uint8_t* p) {
   const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));

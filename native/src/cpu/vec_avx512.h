@@ -5,11 +5,18 @@
 
 #include <cstdint>
 
+#include "cpu/transpose_avx.h"
+
 namespace tinyloop::cpu::TINYLOOP_ISA {
 
 // 12 rows x 32 columns: 24 accumulators hide the latency of both FMA units, 2 registers of B.
 inline constexpr int kRowsPerTile = 12;
 inline constexpr int kPanelsPerTile = 2;
+
+// Products of at most kFewRows rows dequantize in registers. Four panels of four rows: 16 sums, 8
+// of zeros and scales, 8 to work with.
+inline constexpr int kFewRows = 8;
+constexpr int few_rows_panels_at_once(int rows, bool) { return rows <= 4 ? 4 : 2; }
 
 using Vec = __m512;
 

@@ -12,6 +12,8 @@ namespace tinyloop::cpu::TINYLOOP_ISA {
 
 inline constexpr int kRowsPerTile = 4;    // rows of C that one micro-kernel holds in registers
 inline constexpr int kPanelsPerTile = 1;  // panels of 16 columns beside each other, likewise
+inline constexpr int kFewRows = 2;        // at most so many rows dequantize in registers
+constexpr int few_rows_panels_at_once(int, bool) { return 1; }
 
 struct Vec {
   float lane[16];
@@ -131,6 +133,13 @@ inline float max_lane(Vec a) {
     }
   }
   return a.lane[0];
+}
+
+// to[c][r] = from[r][c] for 16 x 16 floats.
+inline void transpose(const float* from, float* to) {
+  for (int r = 0; r < 16; ++r) {
+    for (int c = 0; c < 16; ++c) to[c * 16 + r] = from[r * 16 + c];
+  }
 }
 
 #undef TINYLOOP_LANES

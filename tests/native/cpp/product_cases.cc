@@ -118,6 +118,26 @@ Case linear_case(const Shape& s) {
   return {name_of("linear", s), run, want};
 }
 
+// Rows alone and among so many that the backend multiplies them in another way: the run that is
+// whole, which the others are compared with, has the many.
+Case few_rows_case(const Shape& s) {
+  constexpr int64_t kMany = 40;
+  const auto t = tensor_of(s);
+  const auto run = [=](Backend& backend, int64_t split) {
+    const auto weight = weight_of(backend, s, *t);
+    const int64_t rows = split == kWhole ? kMany : s.rows;
+    Acts in(is_fp32(backend), rows, s.inputs, 3), out(is_fp32(backend), rows, s.outputs);
+    backend.linear(in.from(0), rows, *weight, out.from(0));
+    Values values = out.all();
+    values.resize(static_cast<size_t>(s.rows * s.outputs));
+    return values;
+  };
+  const auto want = [=](bool) {
+    return multiply(s, *t, [&](int64_t r) { return noise_row(3, r, s.inputs); });
+  };
+  return {name_of("few rows of linear", s), run, want};
+}
+
 Case linear_add_case(const Shape& s) {
   const auto t = tensor_of(s);
   const auto start = noise_floats(4, s.rows * s.outputs);
@@ -170,6 +190,11 @@ std::vector<Case> product_cases() {
     cases.push_back(embed_case({kind, 7, 100, 40}, 1.0f));
     cases.push_back(embed_case({kind, 400, 300, 77}, 3.7f));
     cases.push_back(linear_case({kind, 7, 600, 77}));
+    for (int64_t rows = 1; rows <= 16; ++rows) {
+      cases.push_back(few_rows_case({kind, rows, 300, 16 * (rows % 7) + rows}));
+    }
+    cases.push_back(few_rows_case({kind, 1, 34, 5}));
+    cases.push_back(few_rows_case({kind, 2, 518, 200}));
   }
   for (const int64_t rows : {1, 7, 400}) {
     cases.push_back(norm_linear_case({Kind::kF16, rows, 100, 40}, Weighting::kWeight));
