@@ -57,7 +57,7 @@ struct HeadPrep {
 struct HeadScores {  // each may be null
   float* logprobs = nullptr;       // log p(target)
   uint8_t* greedy = nullptr;       // whether the target is the argmax (the lowest id on ties)
-  int32_t* best = nullptr;         // the argmax
+  int32_t* best = nullptr;         // the argmax; -1 where no logit is a number
   float* best_logprobs = nullptr;  // its log p
 };
 
@@ -97,7 +97,7 @@ class Backend {
   virtual void linear_add(Rows in, int64_t rows, const Weight& weight, float* state) = 0;
   // state = weight * [round(state), round(input)]; weight has 2 width inputs and width outputs
   virtual void adapter(float* state, const float* input, int64_t rows, const Weight& weight) = 0;
-  // state = norm(state)
+  // state = norm(state); nothing where the norm is not present
   virtual void norm(float* state, const NormSpec& norm, int64_t rows, int64_t width) = 0;
   // state += norm(branch)
   virtual void norm_add(Rows branch, const NormSpec& norm, int64_t rows, int64_t width,

@@ -46,15 +46,16 @@ class SceneMemory {
  public:
   SceneMemory(const Scene& s, bool fp32, int64_t border) : border_(border) {
     const int64_t middle = border * 3 / 5;
-    // Deeper planes of the first part lie elsewhere than its first ones, which nothing is to read.
-    prefix_.emplace_back(fp32, s.format, s.shape, 0, middle, 0, kPlane);
+    // The first planes of the first part lie elsewhere than the deeper ones; nothing is to read
+    // them, and they would overwrite what stands before them.
     prefix_.emplace_back(fp32, s.format, s.shape, 0, middle, kPlane, kPlane + 2);
+    prefix_.emplace_back(fp32, s.format, s.shape, 0, middle, 0, kPlane);
     prefix_.emplace_back(fp32, s.format, s.shape, middle, border, 0, kPlane + 2);
     const Values wrong(static_cast<size_t>(s.kv()), 100.0);
     for (int64_t token = 0; token < border; ++token) {
       for (const int64_t which : {0, 1}) {
-        prefix_[token < middle ? 1 : 2].put(kPlane, token, which, stored(s, 0, token, which));
-        if (token < middle) prefix_[0].put(kPlane - 1, token, which, wrong);
+        prefix_[token < middle ? 0 : 2].put(kPlane, token, which, stored(s, 0, token, which));
+        if (token < middle) prefix_[1].put(kPlane - 1, token, which, wrong);
       }
     }
     for (KvMemory& memory : prefix_) segments_.push_back(memory.segment());

@@ -200,11 +200,23 @@ class HiddenMemory {
   std::vector<uint16_t> scales_;
 };
 
+// Rows far from zero on either side: the padding of a short group must not count.
+double hidden_value(int64_t row, int64_t width, int64_t k) {
+  return to_half((row % 2 == 0 ? 1.0 : -1.0) * (2.0 + noise(41, row * width + k)));
+}
+std::vector<float> hidden_rows(int64_t rows, int64_t width) {
+  std::vector<float> state;
+  for (int64_t i = 0; i < rows * width; ++i) {
+    state.push_back(static_cast<float>(hidden_value(i / width, width, i % width)));
+  }
+  return state;
+}
+
 // Two sequences: tokens from 0 on, kept, and tokens from 6 on, kept or not. Out, what is read back,
 // the stored bytes of what is kept, and those loaded again. No norm: its input is exact.
 Case hidden_case(HiddenFormat format, int64_t rows, int64_t width, bool keeps_second) {
   const int64_t first_rows = (rows + 1) / 2, second_token = 6;
-  const auto state = noise_floats(41, rows * width);
+  const auto state = hidden_rows(rows, width);
   const auto run = [=](Backend& backend, int64_t split) {
     const bool fp32 = is_fp32(backend), coded = format != HiddenFormat::kActivations;
     HiddenMemory first(fp32, format, width, 0, first_rows);
@@ -237,7 +249,7 @@ Case hidden_case(HiddenFormat format, int64_t rows, int64_t width, bool keeps_se
       const bool is_first = r < first_rows;
       const int64_t token = is_first ? r : second_token + r - first_rows;
       Values x;
-      for (int64_t k = 0; k < width; ++k) x.push_back(noise(41, r * width + k));
+      for (int64_t k = 0; k < width; ++k) x.push_back(hidden_value(r, width, k));
       const StoredRow row = stored_row(format, token, x, fp32);
       add(out, x);
       add(read, row.read);
@@ -255,6 +267,36 @@ Case hidden_case(HiddenFormat format, int64_t rows, int64_t width, bool keeps_se
           run, want, kExact, kExact};
 }
 
+// A value that is not finite makes its whole group read as no number: 1 where an element does.
+Case spoiled_case(HiddenFormat format, float spoiler) {
+  constexpr int64_t kRows = 7, kWidth = 300, kSpoiled = 140;
+  const int64_t group = format == HiddenFormat::kInt8 ? kInt8HiddenGroup : kInt4HiddenGroup;
+  auto state = hidden_rows(kRows, kWidth);
+  for (size_t r = 0; r < kRows; r += 2) state[r * kWidth + kSpoiled] = spoiler;
+  const auto run = [=](Backend& backend, int64_t split) {
+    const bool fp32 = is_fp32(backend);
+    HiddenMemory memory(fp32, format, kWidth, kSinkTokens, kSinkTokens + kRows);
+    Acts out(fp32, kRows, kWidth), read_back(fp32, kRows, kWidth);
+    const std::vector<HiddenRun> runs{{0, kRows, kSinkTokens, memory.segment()}};
+    backend.norm_store(state.data(), {false, nullptr, 0.0f}, kRows, kWidth, cut(runs, split),
+                       kPlane, out.from(), read_back.from());
+    Values flags;
+    for (const double x : read_back.all()) flags.push_back(std::isnan(x) ? 1.0 : 0.0);
+    return flags;
+  };
+  const auto want = [=](bool) {
+    Values flags;
+    for (int64_t i = 0; i < kRows * kWidth; ++i) {
+      const bool same_group = i % kWidth / group == kSpoiled / group;
+      flags.push_back(same_group && i / kWidth % 2 == 0 ? 1.0 : 0.0);
+    }
+    return flags;
+  };
+  return {std::string("hidden states ") + (format == HiddenFormat::kInt8 ? "int8" : "int4") +
+              " with " + std::to_string(spoiler),
+          run, want, kExact, kExact};
+}
+
 }  // namespace
 
 std::vector<Case> cache_cases() {
@@ -268,6 +310,11 @@ std::vector<Case> cache_cases() {
          {HiddenFormat::kActivations, HiddenFormat::kInt8, HiddenFormat::kInt4}) {
       cases.push_back(hidden_case(format, rows, 300, true));
       cases.push_back(hidden_case(format, rows, 45, false));
+    }
+  }
+  for (const HiddenFormat format : {HiddenFormat::kInt8, HiddenFormat::kInt4}) {
+    for (const float spoiler : {NAN, INFINITY, -INFINITY}) {
+      cases.push_back(spoiled_case(format, spoiler));
     }
   }
   return cases;
