@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-WORKERS = Path(__file__).parent.parent / "workers"
-sys.path[:0] = [str(Path(__file__).parent), str(WORKERS)]
+TESTS = Path(__file__).parent.parent
+sys.path[:0] = [str(TESTS / room) for room in ("cluster", "workers", "native")]
 
 import ray  # noqa: E402
 from collecting import MakePool  # noqa: E402
@@ -24,7 +24,7 @@ from tinyloop.cluster.session import connect  # noqa: E402
 @pytest.fixture(scope="session")
 def session() -> Iterator[None]:
     before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(WORKERS), *filter(None, [before])])
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(TESTS / "workers"), *filter(None, [before])])
     started = connect(None)
     yield
     if started:
