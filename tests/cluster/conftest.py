@@ -58,8 +58,12 @@ def make_pool(session: None, tmp_path: Path) -> Iterator[MakePool]:
     for pool in pools:
         pids = [replica.pid for replica in pool.status().replicas] if not pool._closed else []
         pool.close()
-        assert not [pid for pid in pids if Path(f"/proc/{pid}").exists() and "ray::Replica" in _command(pid)]
+        assert not [pid for pid in pids if "ray::Replica" in _command(pid)]
 
 
 def _command(pid: int) -> str:
-    return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+    """Empty once the process has gone, which it may do at any moment."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
