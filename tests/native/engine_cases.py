@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,13 +41,13 @@ def score_items(
     items: Sequence[tuple[NDArray[np.int32], int]],
     *,
     prefixes: Sequence[PrefixCache | None] | None = None,
-    depth: int | None = None,
+    **options: Any,
 ) -> ScoreResult:
-    """items: (ids, n_scored) each."""
+    """items: (ids, n_scored) each; options: those of Model.score."""
     token_ids = np.concatenate([ids for ids, _ in items]).astype(np.int32)
     offsets = np.concatenate([[0], np.cumsum([len(ids) for ids, _ in items])]).astype(np.int64)
     n_scored = np.array([n for _, n in items], np.int32)
-    return model.score(token_ids, offsets, n_scored, prefixes=prefixes, depth=depth)
+    return model.score(token_ids, offsets, n_scored, prefixes=prefixes, **options)
 
 
 def parts(result: ScoreResult) -> list[NDArray[np.float32]]:

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from tinyloop.native.convert import ConvertError, convert
@@ -21,6 +20,7 @@ from tinyloop.native.huggingface_source import open_huggingface
 from tinyloop.native.reference import Reference
 from tinyloop.native.reference.state import normal_state
 
+from .official_models import CAUSAL, official_model, save_official
 from .oracles import (
     NO_LOOP_NORM,
     NORM_ELSEWHERE,
@@ -36,7 +36,6 @@ from .source_folders import (
     RETROFIT_CONFIG,
     looped_llama_tensors,
     raven_tensors,
-    tiny_tokenizer,
     write_folder,
 )
 
@@ -61,44 +60,6 @@ def _frequencies(head_dim: int, theta: float) -> torch.Tensor:
 
 # --- families that transformers has ---
 
-COMMON = {
-    "vocab_size": 61, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3,
-    "num_attention_heads": 4, "max_position_embeddings": 256, "initializer_range": 0.3, "bos_token_id": 0,
-    "eos_token_id": 1, "pad_token_id": None,
-}  # fmt: skip
-# A smaller spread: the library norms in float32, and 24 layers deep that would grow beyond the limit.
-HRM_FIELDS = {
-    "num_hidden_layers": 2, "head_dim": 12, "H_cycles": 2, "L_cycles": 3, "initializer_range": 0.12,
-}  # fmt: skip
-OFFICIAL: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("Llama", {"num_key_value_heads": 2}),
-    "mistral": ("Mistral", {"num_key_value_heads": 2, "sliding_window": None}),
-    "qwen2": ("Qwen2", {"num_key_value_heads": 2}),
-    "qwen3": ("Qwen3", {"num_key_value_heads": 2, "head_dim": 24}),
-    "olmo2": ("Olmo2", {"num_key_value_heads": 2}),
-    "hrm_text": ("HrmText", HRM_FIELDS),
-}
-
-
-def _official(family: str, **overrides: Any) -> Any:
-    """A random model of the installed library, every weight in what 16 bits hold exactly."""
-    torch.manual_seed(0)
-    name, fields = OFFICIAL[family]
-    config = getattr(transformers, f"{name}Config")(**(COMMON | fields | overrides))
-    model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
-    with torch.no_grad():
-        for key, weight in model.named_parameters():
-            if key.endswith(("bias", "z_L_init")) or "norm" in key:  # else all zeros, or all ones
-                weight.copy_(float("norm" in key) + 0.3 * torch.randn_like(weight))
-            weight.copy_(weight.half().float())
-    return model
-
-
-def _save(folder: Path, model: Any) -> Path:
-    model.save_pretrained(folder)
-    tiny_tokenizer().save(str(folder / "tokenizer.json"))
-    return folder
-
 
 def _official_logits(model: Any, **inputs: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
@@ -107,10 +68,10 @@ def _official_logits(model: Any, **inputs: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("family", [name for name in OFFICIAL if name != "hrm_text"])
+@pytest.mark.parametrize("family", CAUSAL)
 def test_plain_family_gives_the_librarys_logits(tmp_path: Path, family: str, tied: bool) -> None:
-    model = _official(family, tie_word_embeddings=tied)
-    header = convert(_save(tmp_path / "source", model), tmp_path / "m.tloop", 16)
+    model = official_model(family, tie_word_embeddings=tied)
+    header = convert(save_official(tmp_path / "source", model), tmp_path / "m.tloop", 16)
     assert header.descriptor["family"] == {"mistral": "llama"}.get(family, family)
     found = Reference.load(tmp_path / "m.tloop").logits(IDS, 1)
     assert _apart(found, _official_logits(model)) < LIMIT
@@ -118,8 +79,8 @@ def test_plain_family_gives_the_librarys_logits(tmp_path: Path, family: str, tie
 
 @pytest.mark.parametrize("prompt_len", [0, 1, 9, 24])
 def test_two_stacks_give_the_librarys_logits_with_an_open_prompt(tmp_path: Path, prompt_len: int) -> None:
-    model = _official("hrm_text")
-    header = convert(_save(tmp_path / "source", model), tmp_path / "m.tloop", 16)
+    model = official_model("hrm_text")
+    header = convert(save_official(tmp_path / "source", model), tmp_path / "m.tloop", 16)
     assert (header.descriptor["n_layers"], header.descriptor["n_low"]) == (4, 2)
     expected = _official_logits(model, token_type_ids=(torch.arange(24) < prompt_len).long()[None])
     assert _apart(Reference.load(tmp_path / "m.tloop").logits(IDS, 2, prompt_len), expected) < LIMIT
@@ -129,8 +90,8 @@ def test_two_stacks_give_the_librarys_logits_with_an_open_prompt(tmp_path: Path,
 
 @pytest.mark.parametrize("loops", [1, 3])
 def test_two_stacks_give_the_librarys_logits_at_other_depths(tmp_path: Path, loops: int) -> None:
-    model = _official("hrm_text", H_cycles=loops)
-    convert(_save(tmp_path / "source", _official("hrm_text")), tmp_path / "m.tloop", 16)
+    model = official_model("hrm_text", H_cycles=loops)
+    convert(save_official(tmp_path / "source", official_model("hrm_text")), tmp_path / "m.tloop", 16)
     assert _apart(Reference.load(tmp_path / "m.tloop").logits(IDS, loops), _official_logits(model)) < LIMIT
 
 
@@ -152,8 +113,8 @@ def _fused(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 def test_both_sets_of_names_and_every_meaning_of_the_layer_count(
     tmp_path: Path, fused: bool, stated: int
 ) -> None:
-    model = _official("hrm_text")
-    saved = _save(tmp_path / "saved", model)
+    model = official_model("hrm_text")
+    saved = save_official(tmp_path / "saved", model)
     config = json.loads((saved / "config.json").read_text())
     del config["num_layers_per_stack"], config["embedding_scale"]
     config["num_hidden_layers"] = stated
@@ -167,7 +128,7 @@ def test_both_sets_of_names_and_every_meaning_of_the_layer_count(
 
 
 def test_layer_count_that_the_tensors_do_not_have_is_refused(tmp_path: Path) -> None:
-    saved = _save(tmp_path / "saved", _official("hrm_text"))
+    saved = save_official(tmp_path / "saved", official_model("hrm_text"))
     _edit(saved, lambda config: config.update(num_layers_per_stack=3))
     with pytest.raises(ConvertError, match="num_hidden_layers"):
         convert(saved, tmp_path / "m.tloop")
@@ -437,7 +398,7 @@ ODD_VALUES = [
 def test_no_config_value_raises_anything_but_a_named_refusal(tmp_path: Path, source: str) -> None:
     folder = tmp_path / "source"
     if source == "hrm_text":
-        _save(folder, _official("hrm_text"))
+        save_official(folder, official_model("hrm_text"))
     else:
         config, tensors = SOURCES[source]
         write_folder(folder, config, tensors())
@@ -497,8 +458,8 @@ def test_huginns_rotation_table_is_checked_and_left_out(tmp_path: Path) -> None:
 def test_looped_range_is_the_library_with_those_layers_repeated(
     tmp_path: Path, begin: int, end: int, loops: int
 ) -> None:
-    model = _official("llama")
-    _save(tmp_path / "source", model)
+    model = official_model("llama")
+    save_official(tmp_path / "source", model)
     header = convert(tmp_path / "source", tmp_path / "m.tloop", 16, loop_range=(begin, end, loops))
     assert header.descriptor["loops"] == loops
     assert str(end - 1) in header.metadata["loop"]
@@ -514,7 +475,7 @@ def test_looped_range_is_the_library_with_those_layers_repeated(
 def test_range_that_the_model_does_not_have_is_refused(
     tmp_path: Path, loop_range: tuple[int, int, int]
 ) -> None:
-    _save(tmp_path / "source", _official("llama"))
+    save_official(tmp_path / "source", official_model("llama"))
     with pytest.raises(ConvertError, match="loop layers"):
         convert(tmp_path / "source", tmp_path / "m.tloop", loop_range=loop_range)
 

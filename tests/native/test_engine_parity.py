@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-import tokenizers
 import torch
-from engine_cases import VOCAB, random_ids, score_items, write_calm
+from engine_cases import random_ids, score_items, write_calm
 from numpy.typing import NDArray
+from official_models import CAUSAL, official_model, save_official
 from tiny_models import random_tensors, stored, tiny_descriptor
 from tinyloop.native import load_model
 from tinyloop.native.convert import convert
@@ -17,7 +18,6 @@ from tinyloop.native.format import read_header, write_model
 from tinyloop.native.models import default_model_path
 from tinyloop.native.reference import Reference
 from tinyloop.native.tokenizer import load_tokenizer
-from transformers import LlamaConfig, LlamaForCausalLM
 
 # The FP32 mode proves the logic: nothing but float32 rounding may differ.
 FP32_MAX = 1e-4
@@ -31,6 +31,7 @@ WEIGHTS = [(4, 32), (4, 64), (4, 128), (8, 32), (8, 64), (8, 128), (16, 64), (32
 AWKWARD = {
     "hidden_size": 90, "ffn_size": 134, "n_q_heads": 6, "n_kv_heads": 2, "head_dim": 24, "vocab_size": 531,
 }  # fmt: skip
+HEALTHY = 48**-0.5  # spread of the library's weights at which products of 48 channels keep their scale
 LENGTH = 130  # more than two key tiles, and one row into a third
 
 
@@ -112,35 +113,39 @@ def test_greedy_flag_takes_the_lowest_id_on_ties(tmp_path: Path) -> None:
     assert result.greedy.tolist() == [True, False]
 
 
-@pytest.mark.parametrize("tied", [True, False])
-def test_engine_matches_transformers_llama(tmp_path: Path, tied: bool) -> None:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCAB, hidden_size=64, intermediate_size=128, num_hidden_layers=3, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=256, tie_word_embeddings=tied, rms_norm_eps=1e-5,
-        initializer_range=0.2,
-    )  # fmt: skip
-    oracle = LlamaForCausalLM(config).eval()
-    with torch.no_grad():  # what 16-bit files hold, so that both sides have the same weights
-        for parameter in oracle.parameters():
-            parameter.copy_(parameter.half().float())
-    source = tmp_path / "hf"
-    oracle.save_pretrained(source)
-    words = {str(i): i for i in range(VOCAB)}
-    tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="0")).save(
-        str(source / "tokenizer.json")
-    )
-    path = tmp_path / "m.tloop"
-    convert(source, path, bits=16)
-    ids = random_ids(LENGTH)
+def official_logprobs(oracle: Any, ids: NDArray[np.int32], prompt_len: int = 0) -> NDArray[np.float64]:
+    tokens = torch.from_numpy(ids.astype(np.int64))
+    inputs = {"token_type_ids": (torch.arange(len(ids)) < prompt_len).long()[None]} if prompt_len else {}
     with torch.no_grad():
-        logits = oracle.double()(torch.from_numpy(ids.astype(np.int64))[None]).logits[0]
-    expected = logits.log_softmax(-1)[:-1].gather(1, torch.from_numpy(ids[1:].astype(np.int64))[:, None])[
-        :, 0
-    ]
-    with load_model(path, max_seq_len=256, numeric_mode="fp32") as model:
-        assert np.abs(model.score_tokens(ids) - expected.numpy()).max() <= FP32_MAX
-    with load_model(path, max_seq_len=256) as model:
-        half = np.abs(model.score_tokens(ids) - expected.numpy())
+        logits = oracle.double()(tokens[None], **inputs).logits[0]
+    logprobs: NDArray[np.float64] = logits.log_softmax(-1)[:-1].gather(1, tokens[1:, None])[:, 0].numpy()
+    return logprobs
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("family", CAUSAL)
+def test_engine_matches_transformers(tmp_path: Path, family: str, tied: bool) -> None:
+    oracle = official_model(family, tie_word_embeddings=tied, initializer_range=HEALTHY)
+    convert(save_official(tmp_path / "hf", oracle), tmp_path / "m.tloop", bits=16)
+    ids = random_ids(LENGTH)
+    expected = official_logprobs(oracle, ids)
+    with load_model(tmp_path / "m.tloop", max_seq_len=256, numeric_mode="fp32") as model:
+        assert np.abs(model.score_tokens(ids) - expected).max() <= FP32_MAX
+    with load_model(tmp_path / "m.tloop", max_seq_len=256) as model:
+        half = np.abs(model.score_tokens(ids) - expected)
     assert half.max() <= FP16_MAX
     assert np.sqrt(np.mean(half**2)) <= FP16_RMS
+
+
+@pytest.mark.parametrize("prompt_len", [0, 1, 70])
+def test_engine_matches_transformers_two_stacks(tmp_path: Path, prompt_len: int) -> None:
+    oracle = official_model("hrm_text")
+    convert(save_official(tmp_path / "hf", oracle), tmp_path / "m.tloop", bits=16)
+    ids = random_ids(LENGTH)
+    expected = official_logprobs(oracle, ids, prompt_len)
+    for mode, limit in (("fp32", FP32_MAX), ("fp16", FP16_MAX)):
+        with load_model(tmp_path / "m.tloop", max_seq_len=256, numeric_mode=mode) as model:
+            scored = model.score_tokens(ids, prompt_len=prompt_len)
+            assert np.abs(scored - expected).max() <= limit
+            if prompt_len > 1:  # a causal reading is another model
+                assert np.abs(model.score_tokens(ids) - expected).max() > 10 * FP16_MAX
