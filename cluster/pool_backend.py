@@ -106,8 +106,8 @@ def foreign_model(path: Path) -> str:
 def _refuse_prefix_lm(path: Path, header: Header) -> None:
     if header.descriptor["prefix_lm"]:
         raise UsageError(
-            f"cannot use model {str(path)!r}: it attends to a prompt in both directions, so prompts cannot be "
-            "shared in parts: score it with tinyloop.native and prompt_lens"
+            f"cannot use model {str(path)!r}: it attends to a prompt in both directions, so prompts "
+            "cannot be shared in parts: score it with tinyloop.native and prompt_lens"
         )
 
 
