@@ -31,6 +31,11 @@ struct PyResume {
   }
 };
 
+// Takes handles to `depth`; see upgrade() of resume.h. Called with the GIL.
+void upgrade_without_gil(const std::shared_ptr<Engine>& engine,
+                         const std::vector<std::shared_ptr<ResumeState>>& handles, int depth,
+                         const std::vector<std::shared_ptr<PrefixState>>* prefixes);
+
 class PyModel {
  public:
   PyModel(std::shared_ptr<Engine> engine, std::string digest)

@@ -17,12 +17,27 @@ PyPrefix upgrade_face(const PyPrefix& prefix, int depth, const std::optional<PyP
   return {upgrade_prefix(state, depth, base)};
 }
 
+}  // namespace
+
+// Other threads may read a handle while its upgrade computes: only with the GIL does it change.
+void upgrade_without_gil(const std::shared_ptr<Engine>& engine,
+                         const std::vector<std::shared_ptr<ResumeState>>& handles, int depth,
+                         const std::vector<std::shared_ptr<PrefixState>>* prefixes) {
+  std::function<void()> commit;
+  {
+    const WithoutGil nogil;
+    commit = compute_upgrade(engine, handles, depth, prefixes);
+  }
+  commit();
+}
+
+namespace {
+
 void upgrade_one(const PyResume& handle, int depth, const std::optional<PyPrefix>& prefix) {
   const std::vector<std::shared_ptr<ResumeState>> handles{handle.open()};
   const std::vector<std::shared_ptr<PrefixState>> prefixes{prefix ? prefix->open() : nullptr};
   const std::shared_ptr<Engine> engine = handles[0]->rows->engine;
-  const WithoutGil nogil;
-  upgrade(engine, handles, depth, &prefixes);
+  upgrade_without_gil(engine, handles, depth, &prefixes);
 }
 
 template <typename Face>

@@ -169,6 +169,10 @@ PyResume start_face(const PyModel& model, const py::object& token_ids, int depth
   const Array<int32_t> ids = require<int32_t>(token_ids, "token_ids");
   const auto n = static_cast<size_t>(ids.size());
   StartItem item{ids.data(), n, 0, prefix ? prefix->open() : nullptr, 0};
+  if (n_scored && *n_scored < 1) {
+    throw InvalidInputError("cannot start with n_scored=" + std::to_string(*n_scored) +
+                            ": at least one id is scored");
+  }
   item.n_scored = static_cast<size_t>(n_scored.value_or(static_cast<int64_t>(n) - 1));
   const int deepest =
       max_depth.value_or(std::max(depth, static_cast<int>(engine->descriptor.loops)));
@@ -189,8 +193,7 @@ void upgrade_face(const PyModel& model, const std::vector<PyResume>& handles, in
                               std::to_string(bases.size()) + " prefixes: give one for each");
     }
   }
-  const WithoutGil nogil;
-  upgrade(engine, states, depth, prefixes ? &bases : nullptr);
+  upgrade_without_gil(engine, states, depth, prefixes ? &bases : nullptr);
 }
 
 py::dict counters(const PyModel& model) {

@@ -46,12 +46,13 @@ int64_t create(const PyPool& face, const py::object& token_ids, std::optional<in
   const auto ids = require<int32_t>(token_ids, "token_ids");
   const int loops = depth.value_or(static_cast<int>(pool.engine->descriptor.loops));
   const bool keep = upgradable.value_or(pool.engine->descriptor.loops > 1);
-  const auto n = static_cast<size_t>(ids.size());
-  std::shared_ptr<PrefixState> base = pool.make_room_for(n, loops, parent, keep);
+  const ForwardGuard guard(*pool.engine);
+  std::shared_ptr<PrefixState> base = pool.make_room_for(span_of(ids), loops, parent, keep);
   std::shared_ptr<PrefixState> built;
   {
     const WithoutGil nogil;
-    built = prefill(pool.engine, ids.data(), n, loops, base, keep);
+    built = prefill_guarded(pool.engine, ids.data(), static_cast<size_t>(ids.size()), loops, base,
+                            keep);
   }
   return face.open().hold(std::move(built), parent);
 }

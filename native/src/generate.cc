@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "checks.h"
 #include "head.h"
@@ -63,6 +64,8 @@ class GenerateCall {
         completions_(items.size()) {
     if (stores_hidden(hot_.mode)) hot_.mode = CacheMode::kFp16;
     for (size_t i = 0; i < items.size(); ++i) waiting_.push_back(first_sequence(i));
+    // Before any sequence takes memory: later they might leave none.
+    if (!std::all_of(items.begin(), items.end(), takes_best)) head_.need_logits();
   }
 
   std::vector<Completion> run() {
@@ -77,6 +80,11 @@ class GenerateCall {
     sequence->item = index;
     sequence->ids.assign(item.ids, item.ids + item.n_ids);
     return sequence;
+  }
+
+  // Whether its ids are the likeliest ones, which need no logits in memory.
+  static bool takes_best(const GenerateItem& item) {
+    return item.sampling.temperature == 0.0 && item.sampling.repetition_penalty == 1.0;
   }
 
   bool exits(const GenerateItem& item) const { return item.exit_threshold < 1.0; }
@@ -133,12 +141,27 @@ class GenerateCall {
     s.block_end = std::max(end, wanted);
   }
 
-  // Puts the youngest sequence back, its memory freed. False if it is the only one.
+  // Frees what was rebuilt of prefixes that no running sequence stands on, but for that of `item`.
+  // False if there was none.
+  bool drop_idle_views(const GenerateItem& item) {
+    return std::erase_if(views_, [&](const auto& entry) {
+             return entry.first != item.prefix &&
+                    std::none_of(running_.begin(), running_.end(),
+                                 [&](const auto& s) { return s->prefix == &entry.second.view; });
+           }) > 0;
+  }
+
+  // Puts the youngest sequence back, its memory freed. What exits early would not come to the same
+  // numbers again; it never asks for more, so whoever does can itself be put back. False if it
+  // would have to wait for nobody.
   bool put_back_youngest() {
     if (running_.size() < 2) return false;
+    const auto age = [&](const std::unique_ptr<Sequence>& s) {
+      return std::pair(!exits(items_[s->item]), s->order);
+    };
     const auto youngest =
         std::max_element(running_.begin(), running_.end(),
-                         [](const auto& a, const auto& b) { return a->order < b->order; });
+                         [&](const auto& a, const auto& b) { return age(a) < age(b); });
     auto again = first_sequence((*youngest)->item);
     again->ids = (*youngest)->ids;
     waiting_.push_front(std::move(again));
@@ -153,6 +176,7 @@ class GenerateCall {
         grow(*s, s->position() + rows);
         return true;
       } catch (const OutOfMemoryError&) {
+        if (drop_idle_views(items_[s->item])) continue;
         if (!put_back_youngest()) throw;
         const bool left = std::none_of(running_.begin(), running_.end(),
                                        [&](const auto& other) { return other.get() == s; });
@@ -174,6 +198,7 @@ class GenerateCall {
         s.start = item.prefix != nullptr ? item.prefix->length() : 0;
         grow(s, s.start + static_cast<int64_t>(s.ids.size()));
       } catch (const OutOfMemoryError&) {
+        if (drop_idle_views(item)) continue;
         if (running_.empty()) throw;
         return;
       }
@@ -330,9 +355,8 @@ class GenerateCall {
     std::vector<Choice> greedy, sampled;
     for (size_t i = 0; i < rows.size(); ++i) {
       if (rows[i].sequence->pending() > 0) continue;  // a long prompt goes on
-      const SamplingOptions& options = items_[rows[i].sequence->item].sampling;
-      const bool plain = options.temperature == 0.0 && options.repetition_penalty == 1.0;
-      (plain ? greedy : sampled).push_back({i, pass.first_row(i) + rows[i].rows - 1});
+      const bool best = takes_best(items_[rows[i].sequence->item]);
+      (best ? greedy : sampled).push_back({i, pass.first_row(i) + rows[i].rows - 1});
     }
     std::vector<Sample> samples(rows.size());
     head_.clear();

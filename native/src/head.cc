@@ -34,13 +34,16 @@ void HeadRows::gates(const Pass& pass) {
                              w.exit_gate_weight.data(), *w.exit_gate_bias.data(), scores(2));
 }
 
-const float* HeadRows::logits(const Pass& pass, double* log_sums) {
-  const int64_t vocab = engine_.descriptor.vocab_size;
+void HeadRows::need_logits() {
   Block& block = engine_.buffers.logit_rows;
-  if (!block) {
-    block = engine_.account->allocate(static_cast<size_t>(kLogitRows * vocab) * sizeof(float),
-                                      Owner::kLogitRow, "logit rows");
-  }
+  if (block) return;
+  block = engine_.account->allocate(
+      static_cast<size_t>(kLogitRows * engine_.descriptor.vocab_size) * sizeof(float),
+      Owner::kLogitRow, "logit rows");
+}
+
+const float* HeadRows::logits(const Pass& pass, double* log_sums) {
+  Block& block = engine_.buffers.logit_rows;
   engine_.backend->logits(pass.main(), rows(), n_, engine_.weights.output_head(), block.as<float>(),
                           log_sums);
   engine_.counters.head_rows += n_;

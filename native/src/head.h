@@ -24,8 +24,10 @@ class HeadRows {
   void best(const Pass& pass);
   // The exit gate's probability. Throws InvalidInputError if the model has none.
   void gates(const Pass& pass);
+  // Allocates the memory of logits(), once.
+  void need_logits();
   // float32 logits [size(), vocab], and each row's log of the sum of exponentials; size() at most
-  // kLogitRows. Allocates their memory the first time.
+  // kLogitRows. After need_logits().
   const float* logits(const Pass& pass, double* log_sums);
 
   const float* logprobs() const { return scores(0); }

@@ -15,15 +15,16 @@ size_t prefix_bytes_of(const Engine& engine, int64_t begin, int64_t end, int dep
 
 void Pool::require_open() const {
   if (engine->closed()) throw ClosedHandleError("cannot use the pool: its model was closed");
+  engine->require_usable();
 }
 
-std::shared_ptr<PrefixState> Pool::make_room_for(size_t n_ids, int depth,
+std::shared_ptr<PrefixState> Pool::make_room_for(std::span<const int32_t> ids, int depth,
                                                  std::optional<int64_t> parent, bool upgradable) {
   require_open();
-  check_depth(depth);
   std::shared_ptr<PrefixState> base = parent ? get(*parent) : nullptr;
+  check_prefill(*engine, ids.data(), ids.size(), depth, base.get());
   const int64_t begin = base ? base->length() : 0;
-  const int64_t end = begin + static_cast<int64_t>(n_ids);
+  const int64_t end = begin + static_cast<int64_t>(ids.size());
   ledger.make_room(prefix_bytes_of(*engine, begin, end, depth, upgradable), parent);
   return base;
 }

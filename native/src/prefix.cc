@@ -27,6 +27,7 @@ size_t PrefixState::bytes() const {
 
 void PrefixState::require_open() const {
   if (engine->closed()) throw ClosedHandleError("cannot use the prefix: its model was closed");
+  engine->require_usable();
 }
 
 CacheView PrefixState::view() const {
@@ -69,32 +70,43 @@ KeepPlaces keep_places(const PrefixState& state) {
   return keep;
 }
 
-std::shared_ptr<PrefixState> prefill(const std::shared_ptr<Engine>& engine, const int32_t* ids,
-                                     size_t n_ids, int depth, std::shared_ptr<PrefixState> parent,
-                                     bool upgradable) {
-  ForwardGuard guard(*engine);
+void check_prefill(const Engine& engine, const int32_t* ids, size_t n_ids, int depth,
+                   const PrefixState* parent) {
   check_depth(depth);
   if (n_ids == 0) throw InvalidInputError("cannot build a prefix of 0 tokens");
-  check_ids(*engine, ids, n_ids, "the prefix");
-  if (parent) {
-    check_prefix(*engine, *parent, depth, "the prefix");
+  check_ids(engine, ids, n_ids, "the prefix");
+  if (parent != nullptr) {
+    check_prefix(engine, *parent, depth, "the prefix");
     if (parent->depth != depth) {
       throw MismatchError("cannot extend a prefix of depth " + std::to_string(parent->depth) +
                           " at depth " + std::to_string(depth));
     }
-    if (engine->descriptor.prefix_lm) {
+    if (engine.descriptor.prefix_lm) {
       throw MismatchError(
           "cannot extend a prefix of a prefix-LM model: a prompt is attended as a whole, so build "
           "one prefix of the whole prompt");
     }
   }
+  check_rows(engine, n_ids, parent != nullptr ? parent->length() : 0, "the prefix");
+}
+
+std::shared_ptr<PrefixState> prefill(const std::shared_ptr<Engine>& engine, const int32_t* ids,
+                                     size_t n_ids, int depth, std::shared_ptr<PrefixState> parent,
+                                     bool upgradable) {
+  const ForwardGuard guard(*engine);
+  return prefill_guarded(engine, ids, n_ids, depth, std::move(parent), upgradable);
+}
+
+std::shared_ptr<PrefixState> prefill_guarded(const std::shared_ptr<Engine>& engine,
+                                             const int32_t* ids, size_t n_ids, int depth,
+                                             std::shared_ptr<PrefixState> parent, bool upgradable) {
+  check_prefill(*engine, ids, n_ids, depth, parent.get());
   auto state = std::make_shared<PrefixState>();
   state->begin = parent ? parent->length() : 0;
   state->end = state->begin + static_cast<int64_t>(n_ids);
-  check_rows(*engine, n_ids, state->begin, "the prefix");
   state->engine = engine;
   state->depth = depth;
-  state->whole_prompt = engine->descriptor.prefix_lm;
+  state->open_end = engine->descriptor.prefix_lm ? state->end : 0;
   state->ids.assign(ids, ids + n_ids);
   const int64_t planes = engine->schedule.planes(depth);
   auto block =
@@ -109,7 +121,7 @@ std::shared_ptr<PrefixState> prefill(const std::shared_ptr<Engine>& engine, cons
   sequence.ids = ids;
   sequence.rows = state->own_length();
   sequence.position = state->begin;
-  sequence.open_end = state->whole_prompt ? state->end : 0;
+  sequence.open_end = state->open_end;
   sequence.before = parent ? &before : nullptr;
   sequence.keep_once = &keep.once;
   sequence.keep_loops = &keep.loops;
@@ -154,7 +166,7 @@ std::shared_ptr<PrefixState> prepare_upgrade(const Upgrade& upgrade, int depth) 
   to->begin = from.begin;
   to->end = from.end;
   to->depth = depth;
-  to->whole_prompt = from.whole_prompt;
+  to->open_end = from.open_end;
   to->states = allocate_states(engine, from.own_length(), upgrade.owner);
   if (!from.has_planes()) {
     to->parent = upgrade.parent;
@@ -193,7 +205,7 @@ std::shared_ptr<PrefixState> upgrade_prefix(const std::shared_ptr<PrefixState>& 
   sequence.ids = prefix->ids.data();
   sequence.rows = prefix->own_length();
   sequence.position = prefix->begin;
-  sequence.open_end = prefix->whole_prompt ? prefix->end : 0;
+  sequence.open_end = prefix->open_end;
   sequence.before = parent ? &before : nullptr;
   sequence.keep_once = &keep.once;
   sequence.keep_loops = &keep.loops;

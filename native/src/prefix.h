@@ -28,7 +28,7 @@ struct PrefixState {
   int64_t begin = 0;
   int64_t end = 0;
   int depth = 0;
-  bool whole_prompt = false;  // prefix-LM: its tokens saw each other both ways
+  int64_t open_end = 0;  // prefix-LM: tokens below this position saw each other both ways
 
   ~PrefixState();
 
@@ -46,10 +46,18 @@ struct PrefixState {
   std::vector<int32_t> all_ids() const;
 };
 
+// Throws what refuses a prefix of these ids after `parent`, before anything is done for it.
+void check_prefill(const Engine& engine, const int32_t* ids, size_t n_ids, int depth,
+                   const PrefixState* parent);
+
 // Builds a prefix; see build_prefix() of tinyloop.h. upgradable: keep the states.
 std::shared_ptr<PrefixState> prefill(const std::shared_ptr<Engine>& engine, const int32_t* ids,
                                      size_t n_ids, int depth, std::shared_ptr<PrefixState> parent,
                                      bool upgradable);
+// The same for a caller that holds the engine's ForwardGuard.
+std::shared_ptr<PrefixState> prefill_guarded(const std::shared_ptr<Engine>& engine,
+                                             const int32_t* ids, size_t n_ids, int depth,
+                                             std::shared_ptr<PrefixState> parent, bool upgradable);
 
 // A state at a greater depth that shares all planes but the coda's; `parent` replaces the old one's
 // and must serve `depth`. reserve: null, or a block with room for the planes of `depth`.

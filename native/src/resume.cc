@@ -24,7 +24,6 @@ struct Job {
   ResumeState* handle = nullptr;
   const PrefixState* prefix = nullptr;
   const float* resume = nullptr;
-  int64_t prompt_len = 0;
   Result result;
 };
 
@@ -57,7 +56,7 @@ class ResumeCall {
     s.ids = job.handle->ids.data();
     s.rows = job.result.rows->own_length();
     s.position = job.result.rows->begin;
-    s.open_end = std::min(job.prompt_len, s.rows);
+    s.open_end = job.result.rows->open_end;
     s.before = job.prefix != nullptr ? &views_.at(job.prefix) : nullptr;
     s.keep_once = keep.any ? &keep.once : nullptr;
     s.keep_loops = keep.any ? &keep.loops : nullptr;
@@ -121,6 +120,7 @@ std::shared_ptr<PrefixState> make_rows(const std::shared_ptr<Engine>& engine, co
   rows->begin = item.prefix ? item.prefix->length() : 0;
   rows->end = rows->begin + static_cast<int64_t>(item.n_ids) - 1;
   rows->depth = depth;
+  rows->open_end = std::min(item.prompt_len, rows->own_length());
   rows->states = allocate_states(*engine, rows->own_length(), Owner::kResume);
   if (!reserve) return rows;
   const Schedule& schedule = engine->schedule;
@@ -143,6 +143,7 @@ void ResumeState::require_open() const {
   if (rows->engine->closed()) {
     throw ClosedHandleError("cannot use the resume handle: its model was closed");
   }
+  rows->engine->require_usable();
 }
 
 size_t ResumeState::bytes() const { return rows->bytes(); }
@@ -173,8 +174,7 @@ std::vector<std::shared_ptr<ResumeState>> start(const std::shared_ptr<Engine>& e
     handle->n_scored = item.n_scored;
     handle->max_depth = max_depth;
     if (keep_cache) handle->reserve = make_reserve(*engine, item, max_depth);
-    handle->open_end = item.prompt_len;
-    Job job{handle.get(), item.prefix.get(), nullptr, item.prompt_len, {}};
+    Job job{handle.get(), item.prefix.get(), nullptr, {}};
     job.result.rows = make_rows(engine, item, depth, handle->reserve);
     jobs.push_back(std::move(job));
     handles.push_back(std::move(handle));
@@ -188,12 +188,40 @@ std::vector<std::shared_ptr<ResumeState>> start(const std::shared_ptr<Engine>& e
   return handles;
 }
 
-void upgrade(const std::shared_ptr<Engine>& engine,
-             const std::vector<std::shared_ptr<ResumeState>>& handles, int depth,
-             const std::vector<std::shared_ptr<PrefixState>>* prefixes) {
-  ForwardGuard guard(*engine);
-  check_depth(depth);
+namespace {
+
+// What an upgrade computed, and the model's guard until the handles have it.
+struct Computed {
+  explicit Computed(std::shared_ptr<Engine> owner) : engine(std::move(owner)), guard(*engine) {}
+
+  std::shared_ptr<Engine> engine;
+  ForwardGuard guard;
+  std::vector<std::shared_ptr<ResumeState>> handles;
   std::map<int, std::vector<Job>> jobs;  // by the depth they come from
+
+  void commit() noexcept {
+    for (auto& [from, group] : jobs) {
+      for (Job& job : group) {
+        job.handle->prefix = job.result.rows->parent;
+        job.handle->rows = std::move(job.result.rows);
+        job.handle->logprobs = std::move(job.result.logprobs);
+        job.handle->greedy = std::move(job.result.greedy);
+      }
+    }
+    jobs.clear();
+  }
+};
+
+}  // namespace
+
+std::function<void()> compute_upgrade(const std::shared_ptr<Engine>& engine,
+                                      const std::vector<std::shared_ptr<ResumeState>>& handles,
+                                      int depth,
+                                      const std::vector<std::shared_ptr<PrefixState>>* prefixes) {
+  auto computed = std::make_shared<Computed>(engine);
+  computed->handles = handles;
+  auto& jobs = computed->jobs;
+  check_depth(depth);
   for (size_t i = 0; i < handles.size(); ++i) {
     ResumeState& handle = *handles[i];
     const std::string what = "handle " + std::to_string(i);
@@ -206,19 +234,18 @@ void upgrade(const std::shared_ptr<Engine>& engine,
     }
     std::shared_ptr<PrefixState> prefix = handle.prefix;
     if (prefixes != nullptr && (*prefixes)[i]) prefix = (*prefixes)[i];
-    Job job{&handle, prefix.get(), handle.rows->states->as<float>(), handle.open_end, {}};
+    Job job{&handle, prefix.get(), handle.rows->states->as<float>(), {}};
     job.result.rows = prepare_upgrade({handle.rows, prefix, handle.reserve, Owner::kResume}, depth);
     jobs[handle.depth()].push_back(std::move(job));
   }
   for (auto& [from, group] : jobs) ResumeCall(*engine, group, from, depth).run();
-  for (auto& [from, group] : jobs) {
-    for (Job& job : group) {
-      job.handle->prefix = job.result.rows->parent;
-      job.handle->rows = std::move(job.result.rows);
-      job.handle->logprobs = std::move(job.result.logprobs);
-      job.handle->greedy = std::move(job.result.greedy);
-    }
-  }
+  return [computed] { computed->commit(); };
+}
+
+void upgrade(const std::shared_ptr<Engine>& engine,
+             const std::vector<std::shared_ptr<ResumeState>>& handles, int depth,
+             const std::vector<std::shared_ptr<PrefixState>>* prefixes) {
+  compute_upgrade(engine, handles, depth, prefixes)();
 }
 
 }  // namespace tinyloop

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -20,7 +21,6 @@ struct ResumeState {
   std::vector<int32_t> ids;             // all of the item's, the last one included
   size_t n_scored = 0;
   int max_depth = 0;
-  int64_t open_end = 0;         // prefix-LM: length of the prompt
   std::vector<float> logprobs;  // [n_scored], at the present depth
   std::vector<uint8_t> greedy;
 
@@ -49,6 +49,12 @@ std::vector<std::shared_ptr<ResumeState>> start(const std::shared_ptr<Engine>& e
 
 // Takes handles to `depth` in packed passes: all or nothing. prefixes: null, or for each handle the
 // prefix to stand on from now on (the same tokens, deep enough), null for the one it has.
+// compute_upgrade() changes no handle: that is what the call of its result does, which throws
+// nothing. So a caller whose handles are read by other threads can choose the lock to do it under.
+// Until the result is gone the model is in use.
+std::function<void()> compute_upgrade(
+    const std::shared_ptr<Engine>& engine, const std::vector<std::shared_ptr<ResumeState>>& handles,
+    int depth, const std::vector<std::shared_ptr<PrefixState>>* prefixes = nullptr);
 void upgrade(const std::shared_ptr<Engine>& engine,
              const std::vector<std::shared_ptr<ResumeState>>& handles, int depth,
              const std::vector<std::shared_ptr<PrefixState>>* prefixes = nullptr);
