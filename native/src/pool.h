@@ -22,17 +22,11 @@ struct Pool {
       : engine(std::move(owner)), ledger(budget_bytes, policy) {}
 
   // Builds a prefix after a held one (or from position 0) in three steps, so that the caller may
-<<<<<<< HEAD
-  // let go of its lock while the second, prefill(), computes. First: room for it, and its parent.
-  std::shared_ptr<PrefixState> make_room_for(size_t n_ids, int depth, std::optional<int64_t> parent,
-                                             bool upgradable);
-=======
   // let go of its lock while the second, prefill_guarded(), computes. First: its parent, and room
   // for it. The caller holds the ForwardGuard, and what prefill() refuses is refused here: nothing
   // is evicted for a prefix that is not built.
   std::shared_ptr<PrefixState> make_room_for(std::span<const int32_t> ids, int depth,
                                              std::optional<int64_t> parent, bool upgradable);
->>>>>>> t2
   // Last: holds what was built after `parent`. Returns its key.
   int64_t hold(std::shared_ptr<PrefixState> prefix, std::optional<int64_t> parent);
   // Holds a prefix that was built elsewhere; its ancestors stay alive with it and are not counted.
