@@ -18,7 +18,10 @@ Overwrite = Annotated[bool, Option("--overwrite", help="Replace a job in the fol
 MaxErrors = Annotated[str | None, Option(help="Stop with exit code 4 beyond 20, 0.01 or 1% row errors.")]
 FailFast = Annotated[bool, Option("--fail-fast", help="Stop at the first row error.")]
 MaxSeqLen = Annotated[int | None, Option(min=2, help="Window in tokens; default: 2048 or the model's limit.")]
-Kv = Annotated[Literal["fp16"], Option(help="How keys and values are stored.")]
+Kv = Annotated[
+    Literal["fp16", "int8", "h_fp16", "h_int8", "h_int4"],
+    Option(help="How prefixes are stored: native/CACHE_MODES.md says what each costs."),
+]
 Window = Annotated[str, Option(help="Rows that are sorted together, or 'all'.")]
 WorkDir = Annotated[Path | None, Option(help="Folder of journal and parts; default: the output folder.")]
 Pmi = Annotated[bool, Option("--pmi", help="Score choices after the empty context too.")]

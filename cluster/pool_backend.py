@@ -57,6 +57,7 @@ def choose_model(settings: ScoreSettings, request: PoolRequest) -> ChosenModel:
     path = request.model or default_model_path()
     try:
         header = read_header(path)
+        _refuse_prefix_lm(path, header)
         tokenizer = load_tokenizer(header)
     except (FormatError, OSError) as error:
         raise UsageError(f"cannot use model {str(path)!r}: {foreign_model(path) or error}") from error
@@ -100,6 +101,14 @@ def foreign_model(path: Path) -> str:
             return ""
     source = path.parent if kind == "a safetensors file" else path
     return f"it is {kind}: make a model file of it first: tinyloop convert {source} {path.stem}.tloop"
+
+
+def _refuse_prefix_lm(path: Path, header: Header) -> None:
+    if header.descriptor["prefix_lm"]:
+        raise UsageError(
+            f"cannot use model {str(path)!r}: it attends to a prompt in both directions, so prompts cannot be "
+            "shared in parts: score it with tinyloop.native and prompt_lens"
+        )
 
 
 def _depth(asked: int | None, loops: int) -> tuple[int, tuple[str, ...]]:

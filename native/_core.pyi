@@ -1,8 +1,8 @@
 """Typed face of the extension; a test holds it against the built module."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,35 @@ class PrefixCache:
     @property
     def depth(self) -> int: ...
     @property
+    def upgradable(self) -> bool: ...
+    @property
     def bytes(self) -> int: ...
+    @property
+    def token_ids(self) -> NDArray[np.int32]: ...
+    def upgrade(self, depth: int, parent: PrefixCache | None = None) -> PrefixCache: ...
+    @property
+    def closed(self) -> bool: ...
+    def close(self) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+class ResumeHandle:
+    @property
+    def depth(self) -> int: ...
+    @property
+    def max_depth(self) -> int: ...
+    @property
+    def length(self) -> int: ...
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def logprobs(self) -> NDArray[np.float32]: ...
+    @property
+    def greedy(self) -> NDArray[np.bool_]: ...
+    def upgrade(self, depth: int, prefix: PrefixCache | None = None) -> None: ...
+    def prefix(self) -> PrefixCache: ...
     @property
     def closed(self) -> bool: ...
     def close(self) -> None: ...
@@ -40,6 +68,41 @@ class ScoreResult:
     def greedy(self) -> NDArray[np.bool_]: ...
     @property
     def offsets(self) -> NDArray[np.int64]: ...
+    @property
+    def depths(self) -> NDArray[np.int32]: ...
+    @property
+    def by_depth(self) -> NDArray[np.float32] | None: ...
+    @property
+    def gates(self) -> NDArray[np.float32] | None: ...
+
+class GenerateRequest:
+    def __init__(
+        self,
+        token_ids: NDArray[np.int32],
+        max_new_tokens: int,
+        *,
+        prefix: PrefixCache | None = None,
+        depth: int | None = None,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
+        stop_ids: Sequence[int] | None = None,
+        seed: int = 0,
+        exit_threshold: float | None = None,
+        min_depth: int = 1,
+    ) -> None: ...
+
+class Completion:
+    @property
+    def token_ids(self) -> NDArray[np.int32]: ...
+    @property
+    def logprobs(self) -> NDArray[np.float32]: ...
+    @property
+    def depths(self) -> NDArray[np.int32]: ...
+    @property
+    def finish_reason(self) -> Literal["stop", "length"]: ...
 
 class Model:
     def score(
@@ -49,14 +112,59 @@ class Model:
         n_scored: NDArray[np.int32],
         *,
         prefixes: Sequence[PrefixCache | None] | None = None,
-        depth: int | None = None,
+        depth: int | NDArray[np.int32] | None = None,
+        exit_threshold: float | None = None,
+        min_depth: int = 1,
+        by_depth: bool = False,
+        gates: bool = False,
+        prompt_lens: NDArray[np.int32] | None = None,
     ) -> ScoreResult: ...
     def score_tokens(
         self, token_ids: NDArray[np.int32], depth: int | None = None, prompt_len: int = 0
     ) -> NDArray[np.float32]: ...
     def prefix(
-        self, token_ids: NDArray[np.int32], depth: int | None = None, parent: PrefixCache | None = None
+        self,
+        token_ids: NDArray[np.int32],
+        depth: int | None = None,
+        parent: PrefixCache | None = None,
+        *,
+        upgradable: bool | None = None,
     ) -> PrefixCache: ...
+    def start(
+        self,
+        token_ids: NDArray[np.int32],
+        depth: int,
+        max_depth: int | None = None,
+        prefix: PrefixCache | None = None,
+        *,
+        n_scored: int | None = None,
+        keep_cache: bool = True,
+    ) -> ResumeHandle: ...
+    def start_many(
+        self,
+        token_ids: NDArray[np.int32],
+        offsets: NDArray[np.int64],
+        n_scored: NDArray[np.int32],
+        depth: int,
+        max_depth: int | None = None,
+        *,
+        prefixes: Sequence[PrefixCache | None] | None = None,
+        keep_cache: bool = False,
+        prompt_lens: NDArray[np.int32] | None = None,
+    ) -> list[ResumeHandle]: ...
+    def upgrade(
+        self,
+        handles: Sequence[ResumeHandle],
+        depth: int,
+        *,
+        prefixes: Sequence[PrefixCache | None] | None = None,
+    ) -> None: ...
+    def generate(
+        self,
+        requests: Sequence[GenerateRequest],
+        on_token: Callable[[int, int, float], object] | None = None,
+        max_batch: int | None = None,
+    ) -> list[Completion]: ...
     @property
     def vram_usage_bytes(self) -> int: ...
     def memory_report(self) -> dict[str, int]: ...
@@ -71,6 +179,10 @@ class Model:
     @property
     def max_seq_len(self) -> int: ...
     @property
+    def cache_mode(self) -> str: ...
+    @property
+    def cache_mode_warning(self) -> str: ...
+    @property
     def counters(self) -> dict[str, int]: ...
     @property
     def closed(self) -> bool: ...
@@ -81,20 +193,38 @@ class Model:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
-def load_model(
-    path: bytes,
-    *,
-    digest: str,
-    max_seq_len: int,
-    prefill_chunk: int,
-    device: str,
-    cache_mode: str,
-    fp16_cache: str,
-    budget_bytes: int,
-    threads: int,
-    numeric_mode: str,
-    cpu_isa: str,
-) -> Model: ...
+class PrefixPool:
+    def __init__(self, model: Model, budget_bytes: int, evict: Literal["lru", "never"] = "lru") -> None: ...
+    def create(
+        self,
+        token_ids: NDArray[np.int32],
+        depth: int | None = None,
+        parent_key: int | None = None,
+        *,
+        upgradable: bool | None = None,
+    ) -> int: ...
+    def put(self, prefix: PrefixCache) -> int: ...
+    def get(self, key: int) -> PrefixCache: ...
+    def find(self, token_ids: NDArray[np.int32], depth: int | None = None) -> int | None: ...
+    def pin(self, key: int) -> None: ...
+    def unpin(self, key: int) -> None: ...
+    def evict(self, key: int) -> None: ...
+    def evicted(self) -> list[tuple[int, int, bool]]: ...
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def budget_bytes(self) -> int: ...
+    def keys(self) -> list[int]: ...
+    @property
+    def closed(self) -> bool: ...
+    def close(self) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+def load_model(path: bytes, *, digest: str, options: Mapping[str, str | int]) -> Model: ...
+def plan(path: bytes, options: Mapping[str, str | int], depth: int, prefix_length: int) -> dict[str, Any]: ...
 def _sample(
     logits: NDArray[np.float32],
     seen: NDArray[np.int32],

@@ -13,11 +13,15 @@ constexpr uint64_t mix(uint64_t z) {
   return z ^ (z >> 31);
 }
 
-// 64 bits for one channel of one position of a sequence under a seed.
-constexpr uint64_t counter_bits(uint64_t seed, uint64_t position, uint64_t channel) {
+// One position of a sequence under a seed.
+constexpr uint64_t counter_row(uint64_t seed, uint64_t position) {
   constexpr uint64_t kGolden = 0x9E3779B97F4A7C15u;  // 2^64 over the golden ratio, as in splitmix64
-  const uint64_t key = mix(seed + kGolden);
-  return mix(mix(key + position * kGolden) + channel * 0xD1B54A32D192ED03u);
+  return mix(mix(seed + kGolden) + position * kGolden);
+}
+
+// 64 bits for one channel of a row.
+constexpr uint64_t counter_bits(uint64_t row, uint64_t channel) {
+  return mix(row + channel * 0xD1B54A32D192ED03u);
 }
 
 }  // namespace tinyloop

@@ -339,6 +339,11 @@ class GenerateCall {
     for (const Choice& c : greedy) head_.add(c.row, 0);
     if (!greedy.empty()) head_.best(pass);
     for (size_t k = 0; k < greedy.size(); ++k) {
+      if (head_.best_ids()[k] < 0) {
+        throw Error("cannot generate for request " +
+                    std::to_string(rows[greedy[k].index].sequence->item) +
+                    ": no logit of its next token is a number; the model's activations overflow");
+      }
       samples[greedy[k].index] = {head_.best_ids()[k], head_.best_logprobs()[k]};
     }
     draw(pass, rows, sampled, samples);

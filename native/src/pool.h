@@ -23,8 +23,8 @@ struct Pool {
 
   // Builds a prefix after a held one (or from position 0) in three steps, so that the caller may
   // let go of its lock while the second, prefill(), computes. First: room for it, and its parent.
-  std::shared_ptr<PrefixState> make_room_for(size_t n_ids, int depth,
-                                             std::optional<int64_t> parent, bool upgradable);
+  std::shared_ptr<PrefixState> make_room_for(size_t n_ids, int depth, std::optional<int64_t> parent,
+                                             bool upgradable);
   // Last: holds what was built after `parent`. Returns its key.
   int64_t hold(std::shared_ptr<PrefixState> prefix, std::optional<int64_t> parent);
   // Holds a prefix that was built elsewhere; its ancestors stay alive with it and are not counted.

@@ -188,7 +188,7 @@ int32_t choose_id(std::span<const float> logits, const SamplingOptions& options,
   for (Candidate& candidate : scratch) {
     candidate.value = (candidate.value - largest) / options.temperature;
   }
-  const uint64_t bits = counter_bits(key.seed, key.position, kSamplingChannel);
+  const uint64_t bits = counter_bits(counter_row(key.seed, key.position), kSamplingChannel);
   return draw_one(scratch, options, static_cast<double>(bits >> 11) * 0x1p-53);
 }
 

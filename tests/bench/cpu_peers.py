@@ -5,11 +5,15 @@
 decode: one greedy request of 128 tokens after a prompt of 64, timed from its first new token to its last.
 scoring: every log-probability of 512 tokens, from ids to a float32 array.
 
-All systems run the same GGUF file: ours converted at its own 4-bit blocks, llama.cpp (through the package
-llama-cpp-python) as it is, transformers dequantized to float32 or bfloat16. Every repeat runs every system
-once, in turn. One JSON line a case and thread count: tokens/s (medians), ours over each peer (median over the
-repeats), and for each system that did not run why. mean_logprob shows that the scorers agree, same_tokens how
-many greedy tokens are those of the first system that ran.
+All systems start from the same GGUF file: llama.cpp (through the package llama-cpp-python) takes it as it is,
+transformers dequantizes it to float32 or bfloat16, ours is converted at group 32 and keeps its 4-bit blocks.
+What a 4-bit file holds at more bits (the embedding and head, usually) has 4 bits in ours: fewer bytes to read
+and other log-probabilities, so each line states the bytes of both files and every scorer's mean.
+
+Every repeat runs every system once, in turn. One JSON line a case and thread count: tokens/s (medians), ours
+over each peer (median over the repeats), and for each system that did not run why. same_tokens: how many
+greedy tokens are those of the first system that ran; the prompt is noise, and one near tie parts all that
+follows.
 """
 
 from __future__ import annotations
@@ -246,7 +250,8 @@ def measure(arguments: argparse.Namespace, converted: Path, threads: int) -> Non
         for _ in range(arguments.repeats):
             case.repeat(systems)
         settings = {
-            "threads": threads, "repeats": arguments.repeats, "gguf": arguments.gguf.name, "bits": BITS,
+            "threads": threads, "repeats": arguments.repeats, "gguf": arguments.gguf.name,
+            "gguf_bytes": arguments.gguf.stat().st_size, "our_bytes": converted.stat().st_size, "bits": BITS,
             "group": GROUP, "numerics_id": numerics, "processor": processor(), "versions": versions(),
         }  # fmt: skip
         print(json.dumps(case.row() | settings), flush=True)

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-WORKERS = Path(__file__).parent.parent / "workers"
-sys.path[:0] = [str(Path(__file__).parent), str(WORKERS)]
+TESTS = Path(__file__).parent.parent
+sys.path[:0] = [str(TESTS / room) for room in ("cluster", "workers", "native")]
 
 import ray  # noqa: E402
 from collecting import MakePool  # noqa: E402
@@ -24,7 +24,7 @@ from tinyloop.cluster.session import connect  # noqa: E402
 @pytest.fixture(scope="session")
 def session() -> Iterator[None]:
     before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(WORKERS), *filter(None, [before])])
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(TESTS / "workers"), *filter(None, [before])])
     started = connect(None)
     yield
     if started:
@@ -58,8 +58,12 @@ def make_pool(session: None, tmp_path: Path) -> Iterator[MakePool]:
     for pool in pools:
         pids = [replica.pid for replica in pool.status().replicas] if not pool._closed else []
         pool.close()
-        assert not [pid for pid in pids if Path(f"/proc/{pid}").exists() and "ray::Replica" in _command(pid)]
+        assert not [pid for pid in pids if "ray::Replica" in _command(pid)]
 
 
 def _command(pid: int) -> str:
-    return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+    """Empty once the process has gone, which it may do at any moment."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return ""

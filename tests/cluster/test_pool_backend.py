@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_models import write_tiny
 from tinyloop.cluster.errors import ExitCode, InfrastructureError, UsageError
 from tinyloop.cluster.pool import ReplicaPool
 from tinyloop.cluster.pool_backend import JobPool, choose_model, open_pool
@@ -135,3 +136,10 @@ def test_a_pool_that_is_lost_ends_a_job_as_resumable() -> None:
         with pytest.raises(InfrastructureError, match=r"all replicas were lost.*--resume") as caught:
             call()
         assert caught.value.exit_code == ExitCode.INFRASTRUCTURE
+
+
+def test_a_model_whose_prompts_cannot_be_shared_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "m.tloop"
+    write_tiny(path, "hrm_text", bits=16)
+    with pytest.raises(UsageError, match="both directions"):
+        choose_model(settings(), PoolRequest(path))

@@ -167,13 +167,13 @@ def test_missing_file_and_folder_are_load_errors(tmp_path: Path) -> None:
 def test_usage_is_the_sum_of_its_owners_and_returns_to_the_start(model: Model) -> None:
     start = model.vram_usage_bytes
     assert start == sum(model.memory_report().values())
-    handles = [model.prefix(random_ids(n)) for n in (1, 30, 64)]
+    handles = [model.prefix(random_ids(n), upgradable=n < 64) for n in (1, 30, 64)]
     expected = 0
     for handle in handles:
         planes = 2 * 4  # layers x loops
-        assert (
-            handle.bytes == -(-2 * planes * handle.own_length * 64 * 2 // 64) * 64
-        )  # keys, values; FP16; 64-byte rounding
+        keys_and_values = 2 * planes * handle.own_length * 64 * 2  # FP16
+        states = handle.own_length * 48 * 4 if handle.upgradable else 0  # FP32
+        assert handle.bytes == sum(-(-part // 64) * 64 for part in (keys_and_values, states))
         expected += handle.bytes
     assert model.vram_usage_bytes == start + expected == sum(model.memory_report().values())
     model.score_tokens(random_ids(60))
@@ -411,6 +411,35 @@ def test_the_stub_has_the_names_of_the_built_module() -> None:
             assert declared == built - {"_pybind11_conduit_v1_"}
     names = {name for name in vars(core) if not name.startswith("__")}
     assert names == {node.name for node in stub.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+
+
+def parameters(function: ast.FunctionDef) -> list[str]:
+    """Names in order, the star where keywords begin, and defaults: what a caller may write."""
+    args = function.args
+    defaults = [None] * (len(args.args) - len(args.defaults)) + list(args.defaults)
+    named = [*zip(args.args, defaults, strict=True), (None, None)]
+    named += zip(args.kwonlyargs, args.kw_defaults, strict=True)
+    return [
+        "*" if name is None else name.arg + (f"={ast.unparse(default)}" if default else "")
+        for name, default in named
+    ]
+
+
+def test_the_stub_has_the_signatures_of_the_built_module() -> None:
+    stub = ast.parse((Path(engine.__file__).parent / "_core.pyi").read_text())
+    compared = 0
+    for node in ast.walk(stub):
+        owner = getattr(core, node.name) if isinstance(node, ast.ClassDef) else core
+        for declared in node.body if isinstance(node, ast.ClassDef | ast.Module) else ():
+            if not isinstance(declared, ast.FunctionDef) or declared.decorator_list:
+                continue
+            signature = (getattr(owner, declared.name).__doc__ or "").splitlines()[0]
+            (built,) = ast.parse(f"def {signature}: ...").body
+            assert isinstance(built, ast.FunctionDef)
+            if built.args.vararg is None and "arg0" not in signature:  # those have no names to compare
+                assert parameters(declared) == parameters(built), f"{owner.__name__}.{declared.name}"
+                compared += 1
+    assert compared > 40
 
 
 # ---- found by breaking it ------------------------------------------------------------------------

@@ -2,14 +2,13 @@
 
 #include <cmath>
 
-#include "counter_hash.h"
+#include "counter_random.h"
 
 namespace tinyloop::cpu {
 
 namespace {
 
 constexpr double kCut = 0.0013498980316300945267;  // Phi(-3)
-constexpr uint64_t kChannelStep = 0xD1B54A32D192ED03;
 
 template <int kTerms>
 double polynomial(const double (&terms)[kTerms], double x) {
@@ -64,10 +63,9 @@ double inverse_normal(double p) {
 
 // bits of (seed, position, channel) -> u in (0, 1) -> p in (Phi(-3), Phi(3)) -> Phi^-1(p).
 void fill_normal(uint64_t seed, int64_t position, int64_t width, float std, float* out) {
-  const uint64_t key = mix(seed + kGoldenRatio);
-  const uint64_t row = mix(key + static_cast<uint64_t>(position) * kGoldenRatio);
+  const uint64_t row = counter_row(seed, static_cast<uint64_t>(position));
   for (int64_t c = 0; c < width; ++c) {
-    const uint64_t bits = mix(row + static_cast<uint64_t>(c) * kChannelStep);
+    const uint64_t bits = counter_bits(row, static_cast<uint64_t>(c));
     const double u = (static_cast<double>(bits >> 40) + 0.5) * 0x1p-24;
     const double x = inverse_normal(kCut + u * (1.0 - 2.0 * kCut));
     out[c] = static_cast<float>(x) * std;

@@ -21,8 +21,7 @@ namespace {
 
 using namespace tinyloop;
 
-// ---- the three entry points, exactly
-// -------------------------------------------------------------
+// ---- the three entry points, exactly ----
 
 template <typename T>
 concept Complete = requires { sizeof(T); };
@@ -35,8 +34,7 @@ static_assert(std::is_same_v<decltype(load_model(std::declval<const std::string&
 static_assert(std::is_same_v<decltype(&free_model), void (*)(Model*)>);
 static_assert(std::is_same_v<decltype(&vram_usage_bytes), size_t (*)(Model*)>);
 
-// ---- setups and checks
-// ---------------------------------------------------------------------------
+// ---- setups and checks ----
 
 struct Setup {
   const char* cache_mode;
@@ -45,9 +43,10 @@ struct Setup {
 };
 // Each cache mode once, then the other arithmetic and the other kernels.
 constexpr Setup kSetups[] = {
-    {"fp16", "", NumericMode::kFp16},
-    {"fp16", "", NumericMode::kFp32},
-    {"fp16", "portable", NumericMode::kFp16},
+    {"fp16", "", NumericMode::kFp16},         {"fp16", "", NumericMode::kFp32},
+    {"fp16", "portable", NumericMode::kFp16}, {"int8", "", NumericMode::kFp16},
+    {"h_fp16", "", NumericMode::kFp16},       {"h_int8", "", NumericMode::kFp16},
+    {"h_int4", "", NumericMode::kFp16},
 };
 
 std::string where;  // model and setup of the checks that run
@@ -113,8 +112,12 @@ PrefixCache* build(Model* model, const std::vector<int32_t>& ids, const PrefixCa
   return build_prefix(model, ids.data(), ids.size(), depth_of(model), parent);
 }
 
-// ---- loading
-// -------------------------------------------------------------------------------------
+// What a second prefix may extend: nothing in a prefix-LM model, where a prompt sees itself whole.
+const PrefixCache* base_of(const Model* model, const PrefixCache* prefix) {
+  return descriptor(model).prefix_lm ? nullptr : prefix;
+}
+
+// ---- loading ----
 
 void check_defaults(const std::string& path) {
   Model* plain = load_model(path);
@@ -183,8 +186,7 @@ void check_budgets(const std::string& path, const Setup& setup) {
   free_model(model);
 }
 
-// ---- memory and handles
-// --------------------------------------------------------------------------
+// ---- memory and handles ----
 
 void check_memory(Model* model) {
   const size_t start = vram_usage_bytes(model);
@@ -194,8 +196,9 @@ void check_memory(Model* model) {
   EXPECT(loaded >= start && start > 0);
   PrefixCache* prefix = build(model, ids, nullptr);
   EXPECT(vram_usage_bytes(model) == loaded + prefix_bytes(prefix));
-  PrefixCache* child = build(model, ids, prefix);
-  EXPECT(prefix_length(prefix) == 12 && prefix_length(child) == 24);
+  const PrefixCache* base = base_of(model, prefix);
+  PrefixCache* child = build(model, ids, base);
+  EXPECT(prefix_length(prefix) == 12 && prefix_length(child) == (base != nullptr ? 24u : 12u));
   EXPECT(vram_usage_bytes(model) == loaded + prefix_bytes(prefix) + prefix_bytes(child));
   size_t reported = 0;
   for (const auto& [owner, bytes] : memory_report(model)) reported += bytes;
@@ -208,13 +211,18 @@ void check_memory(Model* model) {
   EXPECT(vram_usage_bytes(model) == loaded);
 }
 
+// A prefix gives the bits of the whole; that of a prefix-LM model those of any other such prefix.
 void check_prefix_changes_no_bit(Model* model) {
   const auto ids = some_ids(model, 30);
-  const auto whole = score_one(model, ids, 9, nullptr);
   for (const int cut : {1, 8, 20}) {
-    PrefixCache* prefix = build(model, {ids.begin(), ids.begin() + cut}, nullptr);
-    EXPECT(score_one(model, {ids.begin() + cut, ids.end()}, 9, prefix) == whole);
-    free_prefix(prefix);
+    const auto scored = [&] {
+      PrefixCache* prefix = build(model, {ids.begin(), ids.begin() + cut}, nullptr);
+      const auto logprobs = score_one(model, {ids.begin() + cut, ids.end()}, 9, prefix);
+      free_prefix(prefix);
+      return logprobs;
+    };
+    const bool causal = !descriptor(model).prefix_lm;
+    EXPECT(scored() == (causal ? score_one(model, ids, 9, nullptr) : scored()));
   }
 }
 
@@ -233,6 +241,11 @@ void check_refused_calls(Model* model, Model* other) {
   EXPECT(throws<RowBudgetError>([&] { build(model, some_ids(model, kRows + 1), nullptr); }));
   PrefixCache* foreign = build(other, ids, nullptr);
   EXPECT(throws<MismatchError>([&] { build(model, ids, foreign); }));
+  if (descriptor(model).prefix_lm) {
+    PrefixCache* prompt = build(model, ids, nullptr);
+    EXPECT(throws<MismatchError>([&] { build(model, ids, prompt); }));
+    free_prefix(prompt);
+  }
   EXPECT(throws<MismatchError>([&] { score_one(model, ids, 2, foreign); }));
   free_prefix(foreign);
   EXPECT(vram_usage_bytes(model) == before);
@@ -249,7 +262,9 @@ void check_every_order(const std::string& path, const Setup& setup) {
     score_one(model, ids, 2, nullptr);
     const size_t before = vram_usage_bytes(model);
     PrefixCache* parent = build(model, ids, nullptr);
-    PrefixCache* handles[] = {parent, build(model, ids, parent), build(model, ids, parent)};
+    const PrefixCache* base = base_of(model, parent);
+    const size_t length = base != nullptr ? 10 : 5;  // of a child
+    PrefixCache* handles[] = {parent, build(model, ids, base), build(model, ids, base)};
     bool open = true;
     for (const int next : order) {
       if (next == 3) {
@@ -259,7 +274,7 @@ void check_every_order(const std::string& path, const Setup& setup) {
         continue;
       }
       PrefixCache* handle = handles[next];
-      if (open) EXPECT(prefix_length(handle) == (next == 0 ? 5u : 10u));
+      if (open) EXPECT(prefix_length(handle) == (next == 0 ? 5 : length));
       if (!open) EXPECT(throws<ClosedHandleError>([&] { prefix_length(handle); }));
       if (!open) EXPECT(throws<ClosedHandleError>([&] { prefix_bytes(handle); }));
       free_prefix(handle);
