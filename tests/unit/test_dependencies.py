@@ -11,7 +11,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 ROOMS = ("native", "workers", "cluster")
 # The oracle of the engine's tests: nothing that a user runs imports it.
-TOOLS_OF_DEVELOPMENT = {"native/reference/" + name for name in ("layers.py", "model.py", "state.py", "stored.py")}
+TOOLS_OF_DEVELOPMENT = {
+    "native/reference/" + name for name in ("layers.py", "model.py", "state.py", "stored.py")
+}
 
 
 def names(requirements: list[str]) -> set[str]:
