@@ -5,6 +5,7 @@ What a command needs is imported when it runs, so that --help does not wait for 
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import traceback
@@ -196,6 +197,42 @@ def inspect(
         typer.echo(describe(path))
     except (ValueError, OSError) as error:
         raise UsageError(f"cannot read model {str(path)!r}: {foreign_model(path) or error}") from error
+
+
+@app.command()
+def plan(
+    model: Annotated[
+        Path | None, typer.Argument(help="Model file; default: the one that ships here.")
+    ] = None,
+    max_seq_len: Annotated[
+        int | None, typer.Option(min=1, help="Rows of a pass; default: 2048 or the model's limit.")
+    ] = None,
+    prefill_chunk: Annotated[int, typer.Option(min=0, help="Rows of the scratch; 0: all.")] = 0,
+    kv: options.Kv = "fp16",
+    depth: options.Depth = None,
+    prefix_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Length of the prefixes to hold; default: 512.")
+    ] = None,
+    budget: Annotated[
+        str | None, typer.Option(metavar="BYTES", help="Of model and prefixes, as 8000000, 8MB or 8GiB.")
+    ] = None,
+    threads: options.Threads = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Say what a model and its prefixes will take in memory, from the file's header alone."""
+    from ..native import TinyLoopError
+    from ..native.models import default_model_path
+    from ..native.plan_table import PlanOptions, parse_bytes, plan_table, render
+    from .pool_backend import foreign_model
+
+    path = model or default_model_path()
+    try:
+        budget_bytes = None if budget is None else parse_bytes(budget)
+        asked = PlanOptions(max_seq_len, prefill_chunk, kv, threads, depth, prefix_tokens, budget_bytes)
+        table = plan_table(path, asked)
+    except (ValueError, OSError, TinyLoopError) as error:
+        raise UsageError(f"cannot plan model {str(path)!r}: {foreign_model(path) or error}") from error
+    typer.echo(json.dumps(table.as_json()) if as_json else render(table))
 
 
 def main() -> None:

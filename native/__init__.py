@@ -17,9 +17,11 @@ from ._core import (
     ScoreResult,
     TinyLoopError,
 )
+from .cascade import CascadeResult, cascade
 from .engine import MemoryPlan, load_model, plan
 
 __all__ = [
+    "CascadeResult",
     "ClosedHandleError",
     "Completion",
     "ConcurrentUseError",
@@ -36,6 +38,7 @@ __all__ = [
     "RowBudgetError",
     "ScoreResult",
     "TinyLoopError",
+    "cascade",
     "load_model",
     "plan",
 ]

@@ -1,13 +1,15 @@
-"""What a token's keys and values take in memory, by the way they are stored."""
+"""What a token's keys and values take in memory, by the way they are stored, and its states."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from .descriptor import integer
 from .records import Value
 
 _INT8_GROUP, _INT4_GROUP = 128, 64
+_LINE = 64  # what the engine rounds every allocation up to
 
 
 def planes(descriptor: Mapping[str, Value]) -> int:
@@ -33,3 +35,9 @@ def cache_bytes(descriptor: Mapping[str, Value], mode: str) -> int:
         "h_int4": (width + 1) // 2 + 4 * -(-width // _INT4_GROUP),  # scale and least value
     }[mode]
     return planes(descriptor) * plane
+
+
+def state_bytes(descriptor: Mapping[str, Any], rows: int) -> int:
+    """Bytes of the float32 states that an upgradable prefix or a resume handle keeps for its rows."""
+    states = 2 if descriptor["n_low"] or descriptor["inject"] == "linear" else 1
+    return -(-4 * states * rows * int(descriptor["hidden_size"]) // _LINE) * _LINE

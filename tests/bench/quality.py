@@ -18,46 +18,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import lzma
 import math
 import sys
-import tarfile
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from engines import ENGINES, Scorer, open_scorer
 from numpy.typing import NDArray
-from tinyloop.native.format import Header, read_header
+from samples import ROW_TOKENS, Pairs, Text, read_pairs, read_texts, start_id
+from tinyloop.native.format import read_header
 from tinyloop.native.tokenizer import load_tokenizer
-from tokenizers import Tokenizer
-
-ROW_TOKENS = 1024
-PIECE_CHARACTERS = 20_000  # how the training text was cut before encoding; the ids depend on it at the seams
-
-
-@dataclass(frozen=True, slots=True)
-class Text:
-    """ids: int32 [n], documents joined by the end id. n_bytes: UTF-8 bytes and one a document."""
-
-    name: str
-    ids: NDArray[np.int32]
-    n_bytes: int
-
-    def rows(self, limit_tokens: int) -> list[NDArray[np.int32]]:
-        use = min(len(self.ids) - 1, limit_tokens) // ROW_TOKENS * ROW_TOKENS
-        return [self.ids[begin : begin + ROW_TOKENS + 1] for begin in range(0, use, ROW_TOKENS)]
-
-
-@dataclass(frozen=True, slots=True)
-class Pairs:
-    """sentences: two a pair, behind the start id. gold: int [pairs], which of the two is right."""
-
-    sentences: list[NDArray[np.int32]]
-    gold: NDArray[np.int64]
 
 
 def main() -> int:
@@ -67,14 +40,13 @@ def main() -> int:
     depths = args.depths or range(1, int(str(header.descriptor["loops"])) + 1)
     names = [args.engine, *([args.against] if args.against else [])]
     options = (args.model, args.source, args.numeric_mode, args.threads)
-    options = (args.model, args.source, args.numeric_mode, args.threads)
     scorers = [open_scorer(name, *options) for name in names]
     if args.texts:
-        for text in _texts(args.texts, tokenizer, header, set(args.only or ())):
+        for text in read_texts(args.texts, tokenizer, header, set(args.only or ())):
             _report_text(text, names, scorers, depths, args.limit_tokens)
     if args.pairs:
-        start = _start_id(header) if args.start is None else args.start
-        pairs = _pairs(args.pairs, tokenizer, start, args.every, args.max_pairs)
+        start = start_id(header) if args.start is None else args.start
+        pairs = read_pairs(args.pairs, tokenizer, start, args.every, args.max_pairs)
         _report_pairs(pairs, names, scorers, depths)
     return 0
 
@@ -98,61 +70,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--numeric-mode", choices=("fp16", "fp32"), default="fp16")
     parser.add_argument("--threads", type=int)
     return parser.parse_args()
-
-
-def _texts(path: Path, tokenizer: Tokenizer, header: Header, only: set[str]) -> Iterator[Text]:
-    for name, raw in sorted(_documents_by_name(path)):
-        if only and name not in only:
-            continue
-        documents = [document for document in raw.split("\0") if document.strip()]
-        end_id = _end_id(header)
-        ids: list[int] = []
-        for document in documents:
-            for begin in range(0, len(document), PIECE_CHARACTERS):
-                piece = document[begin : begin + PIECE_CHARACTERS]
-                ids += tokenizer.encode(piece, add_special_tokens=False).ids
-            ids.append(end_id)
-        n_bytes = sum(len(document.encode()) + 1 for document in documents)
-        text = Text(name, np.array(ids, np.int32), n_bytes)
-        if text.rows(ROW_TOKENS):
-            yield text
-
-
-def _documents_by_name(path: Path) -> Iterator[tuple[str, str]]:
-    suffix = ".held.txt"
-    if path.is_dir():
-        for file in path.glob(f"*{suffix}"):
-            yield file.name.removesuffix(suffix), file.read_text(encoding="utf-8")
-        return
-    with tarfile.open(path) as archive:
-        for member in archive:
-            content = archive.extractfile(member)
-            if content and member.name.endswith(suffix):
-                yield Path(member.name).name.removesuffix(suffix), content.read().decode()
-
-
-def _end_id(header: Header) -> int:
-    ids = header.descriptor["eos_ids"]
-    assert isinstance(ids, tuple)
-    return ids[0]
-
-
-def _start_id(header: Header) -> int:
-    """The model's BOS id, or its end id when it has none."""
-    bos_id = int(str(header.descriptor["bos_id"]))
-    return bos_id if bos_id >= 0 else _end_id(header)
-
-
-def _pairs(path: Path, tokenizer: Tokenizer, start: int, every: int, limit: int) -> Pairs:
-    raw = path.read_bytes()
-    lines = (lzma.decompress(raw) if path.suffix == ".xz" else raw).decode().splitlines()
-    rows: list[dict[str, Any]] = [json.loads(line) for line in lines[::every][:limit]]
-    sentences = [
-        np.array([start, *tokenizer.encode(choice, add_special_tokens=False).ids], np.int32)
-        for row in rows
-        for choice in row["choices"]
-    ]
-    return Pairs(sentences, np.array([row["answer"] for row in rows]))
 
 
 def _report_text(

@@ -314,7 +314,40 @@ def test_inspect_describes_the_model_that_ships(
     assert read_header(default_model_path()).digest in printed
 
 
-@pytest.mark.parametrize("command", [["inspect", "rows.jsonl"], ["convert", "no-such-folder", "new.tloop"]])
+def test_plan_counts_the_model_that_ships_in_text_and_json(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--budget", "500MB", "--kv", "h_int8", "--prefix-tokens", "512", "--depth", "2"]
+    assert run(monkeypatch, "plan", *options, "--json") == 0
+    record = json.loads(capsys.readouterr().out)
+    assert [row["mode"] for row in record["modes"]] == ["fp16", "int8", "h_fp16", "h_int8", "h_int4"]
+    # 6 layers x 2 loops, 512 wide: codes, and an FP16 scale for each 128.
+    assert record["modes"][3]["token_bytes"] == 12 * (512 + 4 * 2)
+    assert run(monkeypatch, "plan", *options) == 0
+    assert f"{record['model_bytes']:,}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--budget", "12x"], "'12x' as bytes"),
+        (["--max-seq-len", "5000"], "1..2048"),
+        (["--prefill-chunk", "4000"], "prefill_chunk=4000"),
+        (["--prefix-tokens", "2048"], "1..2047"),
+        (["--depth", "9999"], "1..4096"),
+    ],
+)
+def test_plan_names_what_cannot_be_planned(
+    options: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "plan", *options) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["inspect", "rows.jsonl"], ["plan", "rows.jsonl"], ["convert", "no-such-folder", "new.tloop"]],
+)
 def test_what_is_no_model_is_refused_by_name(
     command: list[str], rows: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
