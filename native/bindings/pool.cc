@@ -35,7 +35,7 @@ std::span<const int32_t> span_of(const Array<int32_t>& ids) {
   return {ids.data(), static_cast<size_t>(ids.size())};
 }
 
-PyPool make_pool(const PyModel& model, size_t budget_bytes, const std::string& evict) {
+PyPool open_pool(const PyModel& model, size_t budget_bytes, const std::string& evict) {
   return {std::make_shared<Pool>(model.open(), budget_bytes, evict_policy(evict))};
 }
 
@@ -82,7 +82,7 @@ void bind_pool(py::module_& m) {
   py::class_<PyPool>(m, "PrefixPool",
                      "Prefixes of one model under a byte budget. Parents outlive their children; "
                      "every eviction is reported by evicted().")
-      .def(py::init(&make_pool), "model"_a, "budget_bytes"_a, "evict"_a = "lru")
+      .def(py::init(&open_pool), "model"_a, "budget_bytes"_a, "evict"_a = "lru")
       .def("create", &create, "token_ids"_a, "depth"_a = py::none(), "parent_key"_a = py::none(),
            py::kw_only(), "upgradable"_a = py::none())
       .def(

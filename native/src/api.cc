@@ -80,6 +80,10 @@ std::map<std::string, size_t> memory_report(const Model* model) {
   return model->engine->account->report();
 }
 
+std::string cache_mode_warning(const Model* model) {
+  return cache_mode_warning(model->engine->descriptor, model->engine->options.cache_mode);
+}
+
 void score(Model* model, const std::vector<ScoreRequest>& requests, int depth, float* logprobs,
            uint8_t* greedy) {
   score(model, requests, depth, logprobs, greedy, ScoreExtras());
@@ -178,6 +182,32 @@ PrefixCache* resume_prefix(const ResumeHandle* handle) {
   cache->state = handle->state->as_prefix();
   return cache.release();
 }
+
+PrefixPool* make_pool(Model* model, size_t budget_bytes, EvictPolicy policy) {
+  return new PrefixPool{Pool(model->engine, budget_bytes, policy)};
+}
+void free_pool(PrefixPool* pool) { delete pool; }
+int64_t pool_create(PrefixPool* pool, const int32_t* ids, size_t n_ids, int depth, int64_t parent,
+                    bool upgradable) {
+  return pool->pool.create({ids, n_ids}, depth, parent != 0 ? std::optional(parent) : std::nullopt,
+                           upgradable);
+}
+int64_t pool_put(PrefixPool* pool, const PrefixCache* prefix) {
+  return pool->pool.put(state_of(prefix));
+}
+PrefixCache* pool_get(PrefixPool* pool, int64_t key) {
+  auto cache = std::make_unique<PrefixCache>();
+  cache->state = pool->pool.get(key);
+  return cache.release();
+}
+int64_t pool_find(const PrefixPool* pool, const int32_t* ids, size_t n_ids, int depth) {
+  return pool->pool.find({ids, n_ids}, depth).value_or(0);
+}
+void pool_pin(PrefixPool* pool, int64_t key) { pool->pool.ledger.pin(key); }
+void pool_unpin(PrefixPool* pool, int64_t key) { pool->pool.ledger.unpin(key); }
+void pool_evict(PrefixPool* pool, int64_t key) { pool->pool.ledger.evict(key); }
+std::vector<Eviction> pool_evictions(PrefixPool* pool) { return pool->pool.ledger.evicted(); }
+size_t pool_bytes(const PrefixPool* pool) { return pool->pool.ledger.bytes(); }
 
 std::vector<Completion> generate(Model* model, const std::vector<GenerateRequest>& requests,
                                  int max_batch, const OnToken& on_token) {

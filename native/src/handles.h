@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "engine.h"
+#include "pool.h"
 #include "prefix.h"
 #include "resume.h"
 #include "tinyloop/tinyloop.h"
@@ -13,6 +14,9 @@ struct tinyloop::Model {
 };
 struct tinyloop::PrefixCache {
   std::shared_ptr<tinyloop::PrefixState> state;
+};
+struct tinyloop::PrefixPool {
+  tinyloop::Pool pool;
 };
 struct tinyloop::ResumeHandle {
   std::shared_ptr<tinyloop::ResumeState> state;

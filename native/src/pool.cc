@@ -36,6 +36,13 @@ int64_t Pool::hold(std::shared_ptr<PrefixState> prefix, std::optional<int64_t> p
   return ledger.put({prefix->all_ids(), depth, bytes, parent, std::move(prefix)});
 }
 
+int64_t Pool::create(std::span<const int32_t> ids, int depth, std::optional<int64_t> parent,
+                     bool upgradable) {
+  const ForwardGuard guard(*engine);
+  auto base = make_room_for(ids, depth, parent, upgradable);
+  return hold(prefill_guarded(engine, ids.data(), ids.size(), depth, base, upgradable), parent);
+}
+
 int64_t Pool::put(std::shared_ptr<PrefixState> prefix) {
   require_open();
   if (prefix->engine != engine) {

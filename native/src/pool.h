@@ -29,6 +29,9 @@ struct Pool {
                                              std::optional<int64_t> parent, bool upgradable);
   // Last: holds what was built after `parent`. Returns its key.
   int64_t hold(std::shared_ptr<PrefixState> prefix, std::optional<int64_t> parent);
+  // All three, for a caller without a lock of its own.
+  int64_t create(std::span<const int32_t> ids, int depth, std::optional<int64_t> parent,
+                 bool upgradable);
   // Holds a prefix that was built elsewhere; its ancestors stay alive with it and are not counted.
   int64_t put(std::shared_ptr<PrefixState> prefix);
   std::shared_ptr<PrefixState> get(int64_t key);

@@ -16,10 +16,9 @@
 #include <utility>
 #include <vector>
 
-namespace tinyloop {
+#include "tinyloop/tinyloop.h"
 
-// What happens when a new entry does not fit: the least recently used ones go, or it is refused.
-enum class EvictPolicy { kLru, kNever };
+namespace tinyloop {
 
 // Which entries serve a request of some depth: a model with a coda needs its own depth's planes.
 enum class DepthRule { kAtLeast, kExactly };
@@ -31,13 +30,6 @@ struct PoolEntry {
   size_t bytes = 0;               // its own; the parent's are the parent's
   std::optional<int64_t> parent;  // key
   std::shared_ptr<void> payload;
-};
-
-// One line of the eviction report.
-struct Eviction {
-  int64_t key = 0;
-  size_t bytes = 0;
-  bool asked = false;  // by evict(); else to make room
 };
 
 // Thread: one at a time; the owner serialises calls. Every call but closed(), close() and the

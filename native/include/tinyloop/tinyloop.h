@@ -23,6 +23,7 @@ namespace tinyloop {
 struct Model;         // opaque
 struct PrefixCache;   // opaque: the prefilled state of a token prefix at one depth
 struct ResumeHandle;  // opaque: scored ids that can go deeper later
+struct PrefixPool;    // opaque: prefixes of one model under a byte budget
 
 // Arithmetic of scratch and K/V. kFp32 exists to prove the logic in tests: it keeps activations and
 // K/V in float32, where kFp16 is what the memory contract describes.
@@ -67,6 +68,9 @@ std::string numerics_id(const Model* model);
 
 // Live bytes by owner; the values sum to vram_usage_bytes().
 std::map<std::string, size_t> memory_report(const Model* model);
+
+// A cache mode that loses memory on this model, in words with the numbers; "" if it saves.
+std::string cache_mode_warning(const Model* model);
 
 // What a load with these options would hold, from the file's header alone, and what handles cost.
 // Equal to the loaded model to the byte. Throws LoadError for a file or options that do not load.
@@ -160,6 +164,42 @@ const std::vector<uint8_t>& resume_greedy(const ResumeHandle* handle);
 // The handle's rows (all ids but the last) as a prefix at its present depth; shares their memory.
 // Throws MismatchError if no cache was kept.
 PrefixCache* resume_prefix(const ResumeHandle* handle);
+
+// What happens when a new prefix does not fit: the least recently used ones go, or it is refused
+// with OutOfMemoryError.
+enum class EvictPolicy { kLru, kNever };
+
+// One line of the eviction report; asked: by pool_evict(), else to make room.
+struct Eviction {
+  int64_t key = 0;
+  size_t bytes = 0;
+  bool asked = false;
+};
+
+// Prefixes of one model, at most budget_bytes of them (0: no limit), parents not counted for their
+// children. A parent outlives its children; a pinned prefix is not evicted; a use of a prefix is a
+// use of its ancestors. Calls on one pool must not run at the same time.
+PrefixPool* make_pool(Model* model, size_t budget_bytes, EvictPolicy policy = EvictPolicy::kLru);
+// Frees the pool and gives up its prefixes (nullptr is allowed).
+void free_pool(PrefixPool* pool);
+// Builds a prefix after a held one (parent 0: from position 0), with room made before anything is
+// computed. Keys are positive and never used twice. Throws as build_prefix() does.
+int64_t pool_create(PrefixPool* pool, const int32_t* ids, size_t n_ids, int depth,
+                    int64_t parent = 0, bool upgradable = true);
+// Holds a prefix that was built elsewhere; the caller keeps its handle.
+int64_t pool_put(PrefixPool* pool, const PrefixCache* prefix);
+// A handle of a held prefix, to be freed by the caller; it outlives an eviction.
+PrefixCache* pool_get(PrefixPool* pool, int64_t key);
+// The key of the longest held prefix of `ids` that serves `depth`; 0 if there is none. Not a use.
+int64_t pool_find(const PrefixPool* pool, const int32_t* ids, size_t n_ids, int depth);
+// Pins are counted.
+void pool_pin(PrefixPool* pool, int64_t key);
+void pool_unpin(PrefixPool* pool, int64_t key);
+// Throws InvalidInputError while the prefix is pinned or has held children.
+void pool_evict(PrefixPool* pool, int64_t key);
+// Every eviction since the last call, in order.
+std::vector<Eviction> pool_evictions(PrefixPool* pool);
+size_t pool_bytes(const PrefixPool* pool);
 
 // One request of a generate call: `ids` follow those of `prefix`.
 struct GenerateRequest {

@@ -298,6 +298,95 @@ void check_after_free(const std::string& path, const Setup& setup) {
   free_model(second);
 }
 
+// ---- depth, generation, pools and plans ----
+
+// A resume handle at a depth has the bits of a run at that depth, whatever ran in between.
+void check_resume(Model* model) {
+  const std::vector<int32_t> ids = some_ids(model, 40);
+  const int depth = depth_of(model), deeper = depth + 1;
+  std::vector<float> full(39);
+  std::vector<uint8_t> greedy(39);
+  score(model, {{ids.data(), 40, 39, nullptr}}, deeper, full.data(), greedy.data());
+  const size_t before = vram_usage_bytes(model);
+  for (const bool keep_cache : {false, true}) {
+    std::vector<ResumeHandle*> handles =
+        start_resume(model, {{ids.data(), 40, 39, nullptr}}, depth, deeper, keep_cache);
+    EXPECT(resume_logprobs(handles[0]) == score_one(model, ids, 39, nullptr));
+    EXPECT(vram_usage_bytes(model) == before + resume_bytes(handles[0]));
+    upgrade_resume(model, handles, deeper);
+    EXPECT(resume_depth(handles[0]) == deeper && resume_logprobs(handles[0]) == full);
+    EXPECT(throws<MismatchError>([&] { upgrade_resume(model, handles, deeper + 1); }));
+    if (keep_cache) {
+      PrefixCache* rows = resume_prefix(handles[0]);
+      EXPECT(prefix_length(rows) == 39 && prefix_depth(rows) == deeper);
+      free_prefix(rows);
+    } else {
+      EXPECT(throws<MismatchError>([&] { resume_prefix(handles[0]); }));
+    }
+    free_resume(handles[0]);
+  }
+  free_resume(nullptr);
+  EXPECT(vram_usage_bytes(model) == before);
+}
+
+// Greedy ids are what scoring calls greedy, with the same log-probabilities.
+void check_generation(Model* model) {
+  std::vector<int32_t> ids = some_ids(model, 20);
+  GenerateRequest request;
+  request.ids = ids.data();
+  request.n_ids = ids.size();
+  request.max_new_tokens = 6;
+  size_t seen = 0;
+  const auto count = [&](size_t, int32_t, float) { ++seen; };
+  const std::vector<Completion> one = generate(model, {request}, 0, count);
+  const std::vector<Completion> two = generate(model, {request, request}, 1);
+  EXPECT(seen == 6 && one[0].ids.size() == 6 && one[0].finish == Finish::kLength);
+  EXPECT(two[0].ids == one[0].ids && two[1].logprobs == one[0].logprobs);
+  const auto prompt = static_cast<int64_t>(ids.size());
+  ids.insert(ids.end(), one[0].ids.begin(), one[0].ids.end());
+  ScoreRequest scored{ids.data(), ids.size(), 6, nullptr};
+  if (descriptor(model).prefix_lm) scored.prompt_len = prompt;
+  std::vector<float> logprobs(6);
+  std::vector<uint8_t> greedy(6);
+  score(model, {scored}, depth_of(model), logprobs.data(), greedy.data());
+  EXPECT(logprobs == one[0].logprobs && greedy == std::vector<uint8_t>(6, 1));
+  request.n_ids = 0;
+  EXPECT(throws<InvalidInputError>([&] { generate(model, {request}); }));
+}
+
+void check_pool(Model* model) {
+  const std::vector<int32_t> ids = some_ids(model, 30);
+  const size_t before = vram_usage_bytes(model);
+  PrefixPool* pool = make_pool(model, 0);
+  const int64_t key = pool_create(pool, ids.data(), 20, depth_of(model));
+  EXPECT(key > 0 && pool_bytes(pool) == vram_usage_bytes(model) - before);
+  EXPECT(pool_find(pool, ids.data(), 30, depth_of(model)) == key);
+  EXPECT(pool_find(pool, ids.data(), 10, depth_of(model)) == 0);
+  PrefixCache* held = pool_get(pool, key);
+  EXPECT(prefix_length(held) == 20);
+  pool_pin(pool, key);
+  EXPECT(throws<InvalidInputError>([&] { pool_evict(pool, key); }));
+  pool_unpin(pool, key);
+  pool_evict(pool, key);
+  const std::vector<Eviction> report = pool_evictions(pool);
+  EXPECT(report.size() == 1 && report[0].key == key && report[0].asked);
+  EXPECT(vram_usage_bytes(model) > before);  // the handle outlives the eviction
+  free_prefix(held);
+  EXPECT(vram_usage_bytes(model) == before);
+  EXPECT(throws<InvalidInputError>([&] { pool_get(pool, key); }));
+  free_pool(pool);
+  free_pool(nullptr);
+}
+
+void check_plan(const std::string& path, const Setup& setup, Model* model) {
+  const MemoryPlan plan = plan_memory(path, options_of(setup), depth_of(model), 20);
+  EXPECT(plan.owners == memory_report(model));
+  PrefixCache* prefix = build(model, some_ids(model, 20), nullptr);
+  EXPECT(plan.prefix_tokens == prefix_bytes(prefix));
+  free_prefix(prefix);
+  EXPECT(plan.warnings.empty() == cache_mode_warning(model).empty());
+}
+
 void check_setup(const std::string& path, const Setup& setup) {
   check_budgets(path, setup);
   Model* model = load_model(path, options_of(setup));
@@ -308,6 +397,10 @@ void check_setup(const std::string& path, const Setup& setup) {
     check_memory(model);
     check_prefix_changes_no_bit(model);
     check_refused_calls(model, other);
+    check_resume(model);
+    check_generation(model);
+    check_pool(model);
+    check_plan(path, setup, other);
     check_every_order(path, setup);
     check_after_free(path, setup);
   }
