@@ -16,12 +16,16 @@ namespace {
 
 // The GIL serialises the books; create() lets go of it only while the model computes.
 struct PyPool {
-  std::shared_ptr<Pool> pool;
+  std::shared_ptr<Pool> pool;  // null once closed: a closed pool must not keep its model's memory
 
   Pool& open() const {
-    if (pool->ledger.closed()) throw ClosedHandleError("cannot use the pool: it was closed");
+    if (!pool) throw ClosedHandleError("cannot use the pool: it was closed");
     pool->require_open();
     return *pool;
+  }
+  void close() {
+    if (pool) pool->ledger.close();
+    pool.reset();
   }
 };
 
@@ -103,8 +107,8 @@ void bind_pool(py::module_& m) {
       .def_property_readonly("bytes", [](const PyPool& p) { return p.open().ledger.bytes(); })
       .def_property_readonly("budget_bytes",
                              [](const PyPool& p) { return p.open().ledger.budget_bytes(); })
-      .def_property_readonly("closed", [](const PyPool& p) { return p.pool->ledger.closed(); })
-      .def("close", [](PyPool& p) { p.pool->ledger.close(); })
+      .def_property_readonly("closed", [](const PyPool& p) { return !p.pool; })
+      .def("close", &PyPool::close)
       .def("__enter__", [](py::object self) { return self; })
-      .def("__exit__", [](PyPool& p, const py::args&) { p.pool->ledger.close(); });
+      .def("__exit__", [](PyPool& p, const py::args&) { p.close(); });
 }

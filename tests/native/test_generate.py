@@ -137,6 +137,15 @@ def test_a_prompt_as_prefix_changes_nothing(mode: str) -> None:
         assert_same_bits(found.logprobs, free.logprobs[1:])
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_a_deeper_prefix_serves_a_shallower_request(mode: str) -> None:
+    ids = random_ids(90)
+    with load_family("ouro", mode) as model, model.prefix(ids[:70], depth=4) as prefix:
+        for depth in (1, 3):
+            expected = model.generate([request(ids, 12, depth=depth)])
+            assert_equal(model.generate([request(ids[70:], 12, depth=depth, prefix=prefix)]), expected)
+
+
 def test_a_handles_rows_as_prefix_change_nothing(ouro: Model) -> None:
     ids = random_ids(50)
     expected = ouro.generate([request(ids, 12, depth=3)])
