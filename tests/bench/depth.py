@@ -4,7 +4,8 @@
     python tests/bench/depth.py cascade --pairs blimp.jsonl.xz --definitions wordnet-def.held.jsonl.xz
 
 upgrades: the time from depth 2 to 4 over half the time of a full run at 4 (target 1.10), taken in turns,
-median over the repeats. "all" scores every id, so the head runs on every row again; "tail" the last 16.
+median over the repeats, of wall time (ratio) and of processor time (cpu_ratio, steadier where
+others use the machine). "all" scores every id, so the head runs on every row again; "tail" the last 16.
 
 cascade: every item is scored once at each depth, and the rule of tinyloop.native.cascade is replayed on the
 sums for each margin: which choice wins, how often as at full depth, how many row loops were saved. Replaying
@@ -29,7 +30,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from samples import start_id
-from tinyloop.native import Model, PrefixCache, cascade, load_model
+from tinyloop.native import Model, PrefixCache, ResumeHandle, cascade, load_model
 from tinyloop.native.cascade import group_margins
 from tinyloop.native.format import read_header
 from tinyloop.native.models import default_model_path
@@ -53,7 +54,7 @@ def main() -> None:
     commands = parser.add_subparsers(required=True)
     upgrades = commands.add_parser("upgrades")
     upgrades.add_argument("--threads", type=int, nargs="+", default=[1, 2])
-    upgrades.add_argument("--lengths", type=int, nargs="+", default=[64, 256, 1024])
+    upgrades.add_argument("--lengths", type=int, nargs="+", default=[32, 128, 512])
     upgrades.set_defaults(run=measure_upgrades)
     table = commands.add_parser("cascade")
     table.add_argument("--pairs", type=Path, help="BLiMP rows as JSON lines, plain or .xz")
@@ -86,31 +87,45 @@ def measure_upgrade(
     prefix = model.prefix(ids[:prefix_length], depth=TO) if prefix_length else None
     item = ids[prefix_length:]
     flat = (item, np.array([0, len(item)]), np.array([scored], np.int32))
-    times: list[tuple[float, float, float]] = []
-    for _ in range(repeats + 1):
-        full = seconds(lambda: model.score(*flat, prefixes=[prefix], depth=TO))
-        began = time.perf_counter()
-        handles = model.start_many(*flat, FROM, TO, prefixes=[prefix])
-        start = time.perf_counter() - began
-        upgrade = seconds(lambda handles=handles: model.upgrade(handles, TO))
+
+    def turn() -> tuple[Spent, Spent, Spent]:
+        handles: list[ResumeHandle] = []
+        full = Spent.by(lambda: model.score(*flat, prefixes=[prefix], depth=TO))
+        start = Spent.by(lambda: handles.extend(model.start_many(*flat, FROM, TO, prefixes=[prefix])))
+        upgrade = Spent.by(lambda: model.upgrade(handles, TO))
         handles[0].close()
-        times.append((full, start, upgrade))
+        return full, start, upgrade
+
+    turn()  # for the caches and the clock of the machine
+    turns = [turn() for _ in range(repeats)]
     if prefix:
         prefix.close()
-    ratios = [upgrade / (full / 2) for full, _, upgrade in times[1:]]  # the first warms up
     print_line(
         measure=f"upgrade {FROM} to {TO} over half a full run", threads=threads, tokens=length,
         prefix=prefix_length, scored="all" if scored == length else "tail",
-        ratio=round(statistics.median(ratios), 3), ratios=sorted(round(r, 3) for r in ratios),
-        whole_way=round(statistics.median((s + u) / f for f, s, u in times[1:]), 3),
-        full_s=round(statistics.median(f for f, _, _ in times[1:]), 4), numerics_id=model.numerics_id,
+        ratio=middle([u.wall_s / (f.wall_s / 2) for f, _, u in turns]),
+        cpu_ratio=middle([u.cpu_s / (f.cpu_s / 2) for f, _, u in turns]),
+        start_and_upgrade_cpu_ratio=middle([(s.cpu_s + u.cpu_s) / f.cpu_s for f, s, u in turns]),
+        full_s=middle([f.wall_s for f, _, _ in turns]), repeats=repeats, numerics_id=model.numerics_id,
     )  # fmt: skip
 
 
-def seconds(call: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    call()
-    return time.perf_counter() - began
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """Seconds on the wall, and of processors in all threads: the latter stand a busy machine better."""
+
+    wall_s: float
+    cpu_s: float
+
+    @staticmethod
+    def by(call: Callable[[], object]) -> Spent:
+        wall, cpu = time.perf_counter(), time.process_time()
+        call()
+        return Spent(time.perf_counter() - wall, time.process_time() - cpu)
+
+
+def middle(values: Sequence[float]) -> float:
+    return round(statistics.median(values), 3)
 
 
 # ---- cascades ------------------------------------------------------------------------------------
@@ -265,10 +280,11 @@ def report_time(model: Model, name: str, rows: list[Row], margin: float, repeats
         cascade(model, *flat, groups=groups, margin=margin, prefixes=prefixes)
         close(prefixes)
 
-    ratios = [seconds(cascaded) / seconds(full) for _ in range(repeats)]
+    turns = [(Spent.by(cascaded), Spent.by(full)) for _ in range(repeats)]
     print_line(
         measure="cascade time over full time", set=name, rows=len(rows), margin=str(margin), depths=[2, 3, 4],
-        ratio=round(statistics.median(ratios), 3), ratios=sorted(round(r, 3) for r in ratios),
+        ratio=middle([a.wall_s / b.wall_s for a, b in turns]),
+        cpu_ratio=middle([a.cpu_s / b.cpu_s for a, b in turns]), repeats=repeats,
         numerics_id=model.numerics_id,
     )  # fmt: skip
 
