@@ -42,10 +42,9 @@ def errors(path: Path, mode: str, depth: int, ids: NDArray[np.int32]) -> NDArray
 
 
 @pytest.mark.parametrize(("bits", "group"), WEIGHTS)
-@pytest.mark.parametrize(
-    ("family", "depth"), [("llama", 1), ("ouro", 1), ("ouro", 2), ("ouro", 3), ("ouro", 4)]
-)
+@pytest.mark.parametrize(("family", "depth"), [("llama", 1), ("ouro", 1), ("ouro", 4)])
 def test_engine_matches_reference(tmp_path: Path, family: str, depth: int, bits: int, group: int) -> None:
+    """Every width of weights; the depths between are those of every family in the tests of families."""
     path = write_calm(tmp_path / "m.tloop", family, bits=bits, group=group, seed=bits + group)
     ids = random_ids(LENGTH, seed=depth)
     assert errors(path, "fp32", depth, ids).max() <= FP32_MAX
