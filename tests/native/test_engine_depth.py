@@ -121,14 +121,16 @@ def test_gates_are_the_references(paths: dict[str, Path], numbers: Any, limit: f
 
 @on("ouro")
 def test_gates_do_not_depend_on_neighbours_or_prefixes(model: Model) -> None:
-    together = score_items(model, ITEMS, gates=True).gates
-    assert together is not None
-    alone = [score_items(model, [item], gates=True).gates for item in ITEMS]
-    assert np.array_equal(together, np.concatenate(alone, axis=1))
+    def gates(*args: Any, **options: Any) -> NDArray[np.float32]:
+        found = score_items(model, *args, gates=True, **options).gates
+        assert found is not None
+        return found
+
+    alone = [gates([item]) for item in ITEMS]
+    assert np.array_equal(gates(ITEMS), np.concatenate(alone, axis=1))
     ids, n_scored = ITEMS[0]
     with model.prefix(ids[:40]) as prefix:
-        hit = score_items(model, [(ids[40:], n_scored)], prefixes=[prefix], gates=True).gates
-    assert np.array_equal(hit, alone[0])
+        assert np.array_equal(gates([(ids[40:], n_scored)], prefixes=[prefix]), alone[0])
 
 
 # ---- early exit ----------------------------------------------------------------------------------
