@@ -14,10 +14,19 @@ namespace {
 
 [[noreturn]] void bad(const std::string& what) { throw InvalidInputError("cannot score: " + what); }
 
+int one_depth(const py::object& depth) {
+  try {
+    return depth.cast<int>();
+  } catch (const py::cast_error&) {
+    throw py::type_error("depth must be an integer of 32 bits or a numpy array of int32, found " +
+                         std::string(py::repr(depth)));
+  }
+}
+
 // The depth of each item: one for all, or one each.
 std::vector<int> item_depths(const PyModel& model, const py::object& depth, size_t items) {
   if (depth.is_none()) return std::vector<int>(items, model.depth_or_default(std::nullopt));
-  if (!py::isinstance<py::array>(depth)) return std::vector<int>(items, depth.cast<int>());
+  if (!py::isinstance<py::array>(depth)) return std::vector<int>(items, one_depth(depth));
   const auto values = *per_item(depth, items, "depth");
   return {values.data(), values.data() + values.size()};
 }
@@ -48,7 +57,7 @@ FlatItems::FlatItems(const py::object& token_ids, const py::object& item_offsets
   if (offsets.data()[0] != 0 || offsets.data()[n] != ids.size()) {
     bad("offsets must run from 0 to the number of token ids, " + std::to_string(ids.size()));
   }
-  if (!prefixes.empty() && static_cast<py::ssize_t>(prefixes.size()) != n) {
+  if (given && static_cast<py::ssize_t>(prefixes.size()) != n) {
     bad("there are " + std::to_string(prefixes.size()) + " prefixes for " + std::to_string(n) +
         " items");
   }

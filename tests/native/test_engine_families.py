@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -40,7 +41,7 @@ TIES = 0.25
 # loops both sides have gone as far apart as any two roundings would.
 HALF_DEPTH = 2
 # Grouped scales: hidden states of 200 are groups of 128 and 72, or three of 64 and one of 8.
-WIDE: dict[str, Value] = {"hidden_size": 200}
+WIDE: dict[str, Any] = {"hidden_size": 200}
 
 
 def rms(x: Float64Array) -> float:
@@ -77,7 +78,7 @@ def zoo(tmp_path_factory: pytest.TempPathFactory) -> Zoo:
 def engine_rows(
     path: Path,
     mode: str,
-    numbers: str,
+    numbers: Any,
     texts: list[NDArray[np.int32]],
     prompt_len: int = 0,
     prefill_chunk: int = 0,
@@ -91,7 +92,7 @@ def engine_rows(
         prefill_chunk,
         numeric_mode=numbers,
         cache_mode=mode,
-        threads=1,  # type: ignore[arg-type]
+        threads=1,
     ) as model:
         by_depth = [
             parts(score_items(model, items, depth=depth, prompt_lens=prompts))
@@ -196,7 +197,7 @@ def test_prompts_of_other_lengths(zoo: Zoo, prompt_len: int) -> None:
         ("retrofit", "normal", 1),
     ],
 )
-def test_first_states_are_the_references(zoo: Zoo, family: str, state_init: str | None, seed: int) -> None:
+def test_first_states_are_the_references(zoo: Zoo, family: str, state_init: Any, seed: int) -> None:
     path, ids = zoo.path(family, 8), random_ids(LENGTH)
     expected = Reference.load(path, state_init=state_init, state_seed=seed).logprobs(ids, 2)
     with load_model(
@@ -204,7 +205,7 @@ def test_first_states_are_the_references(zoo: Zoo, family: str, state_init: str 
         256,
         numeric_mode="fp32",
         state_init=state_init,
-        state_seed=seed,  # type: ignore[arg-type]
+        state_seed=seed,
     ) as model:
         assert np.abs(model.score_tokens(ids, depth=2) - expected).max() <= FP32_MAX
 
@@ -212,8 +213,14 @@ def test_first_states_are_the_references(zoo: Zoo, family: str, state_init: str 
 def test_a_seed_is_another_model_and_says_so(zoo: Zoo) -> None:
     ids = random_ids(LENGTH)
     found, names = [], set()
-    for options in ({"state_seed": 0}, {"state_seed": 1}, {"state_seed": 2**40}, {"state_init": "zero"}):
-        with load_model(zoo.path("huginn", 8), 256, **options) as model:  # type: ignore[arg-type]
+    choices: tuple[dict[str, Any], ...] = (
+        {"state_seed": 0},
+        {"state_seed": 1},
+        {"state_seed": 2**40},
+        {"state_init": "zero"},
+    )
+    for options in choices:
+        with load_model(zoo.path("huginn", 8), 256, **options) as model:
             found.append(model.score_tokens(ids, depth=2).astype(np.float64))
             names.add(model.numerics_id)
     assert len(names) == len(found)
@@ -223,9 +230,9 @@ def test_a_seed_is_another_model_and_says_so(zoo: Zoo) -> None:
 @pytest.mark.parametrize(
     ("family", "state_init"), [("llama", "zero"), ("hrm_text", "normal"), ("huginn_zero", "normal")]
 )
-def test_a_first_state_that_a_model_does_not_have_is_refused(zoo: Zoo, family: str, state_init: str) -> None:
+def test_a_first_state_that_a_model_does_not_have_is_refused(zoo: Zoo, family: str, state_init: Any) -> None:
     with pytest.raises(LoadError, match=f"state_init='{state_init}'"):
-        load_model(zoo.path(family, 8), 256, state_init=state_init)  # type: ignore[arg-type]
+        load_model(zoo.path(family, 8), 256, state_init=state_init)
 
 
 # ---- wrong models --------------------------------------------------------------------------------

@@ -182,7 +182,7 @@ def test_hidden_states_kept_whole_give_the_bits_of_keys_and_values(tmp_path: Pat
         with load_model(path, 256, prefill_chunk=48, cache_mode=mode) as model, model.prefix(ids) as prefix:
             hit = score_items(model, [tail], prefixes=[prefix]).logprobs
             found.append(np.concatenate([model.score_tokens(ids, depth=3), hit]))
-    assert np.array_equal(*found)
+    assert np.array_equal(found[0], found[1])
 
 
 # ---- prefixes ------------------------------------------------------------------------------------

@@ -35,17 +35,16 @@ HEALTHY = 48**-0.5  # spread of the library's weights at which products of 48 ch
 LENGTH = 130  # more than two key tiles, and one row into a third
 
 
-def errors(path: Path, mode: str, depth: int, ids: NDArray[np.int32]) -> NDArray[np.float64]:
+def errors(path: Path, mode: Any, depth: int, ids: NDArray[np.int32]) -> NDArray[np.float64]:
     reference = Reference.load(path).logprobs(ids, depth)
     with load_model(path, max_seq_len=256, numeric_mode=mode) as model:
         return np.abs(model.score_tokens(ids, depth=depth) - reference)
 
 
 @pytest.mark.parametrize(("bits", "group"), WEIGHTS)
-@pytest.mark.parametrize(
-    ("family", "depth"), [("llama", 1), ("ouro", 1), ("ouro", 2), ("ouro", 3), ("ouro", 4)]
-)
+@pytest.mark.parametrize(("family", "depth"), [("llama", 1), ("ouro", 1), ("ouro", 4)])
 def test_engine_matches_reference(tmp_path: Path, family: str, depth: int, bits: int, group: int) -> None:
+    """Every width of weights; the depths between are those of every family in the tests of families."""
     path = write_calm(tmp_path / "m.tloop", family, bits=bits, group=group, seed=bits + group)
     ids = random_ids(LENGTH, seed=depth)
     assert errors(path, "fp32", depth, ids).max() <= FP32_MAX
@@ -143,7 +142,8 @@ def test_engine_matches_transformers_two_stacks(tmp_path: Path, prompt_len: int)
     convert(save_official(tmp_path / "hf", oracle), tmp_path / "m.tloop", bits=16)
     ids = random_ids(LENGTH)
     expected = official_logprobs(oracle, ids, prompt_len)
-    for mode, limit in (("fp32", FP32_MAX), ("fp16", FP16_MAX)):
+    modes: tuple[tuple[Any, float], ...] = (("fp32", FP32_MAX), ("fp16", FP16_MAX))
+    for mode, limit in modes:
         with load_model(tmp_path / "m.tloop", max_seq_len=256, numeric_mode=mode) as model:
             scored = model.score_tokens(ids, prompt_len=prompt_len)
             assert np.abs(scored - expected).max() <= limit
