@@ -308,6 +308,14 @@ def test_a_prefix_of_other_tokens_is_refused(ouro: Model) -> None:
         assert_same_bits(handle.logprobs, score_one(ouro, IDS, 119, 4))
 
 
+def test_a_handle_stays_on_the_prefix_of_its_last_upgrade(ouro: Model) -> None:
+    with ouro.prefix(IDS[:70], depth=1) as prefix, ouro.start(IDS[70:], 1, prefix=prefix) as handle:
+        with prefix.upgrade(4) as deep:
+            handle.upgrade(2, prefix=deep)
+        handle.upgrade(3)
+        assert_same_bits(handle.logprobs, score_one(ouro, IDS, 79, 3))
+
+
 def test_prefixes_for_handles_are_one_for_each(ouro: Model) -> None:
     with ouro.start(IDS, 1) as handle, pytest.raises(InvalidInputError, match="1 handles on 2 prefixes"):
         ouro.upgrade([handle], 2, prefixes=[None, None])
