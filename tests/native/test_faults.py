@@ -353,10 +353,14 @@ def test_a_handle_may_be_read_while_another_thread_upgrades_it() -> None:
         expected = {depth: model.score_tokens(IDS, depth=depth) for depth in range(1, 41)}
         handle = model.start(IDS, 1, 40)
         met = set()
+        reads, met_two = threading.Event(), threading.Event()
 
         def upgrade() -> None:
-            for depth in range(2, 41):
+            assert reads.wait(60)
+            for depth in range(2, 40):
                 handle.upgrade(depth)
+            assert met_two.wait(60)
+            handle.upgrade(40)
 
         def read() -> None:
             while handle.depth < 40:
@@ -364,11 +368,13 @@ def test_a_handle_may_be_read_while_another_thread_upgrades_it() -> None:
                 near = [d for d in range(1, depth + 1) if np.array_equal(logprobs, expected[d])]
                 assert near
                 met.add(near[-1])
+                reads.set()
+                if len(met) >= 2:
+                    met_two.set()
                 with handle.prefix() as rows:
                     assert rows.depth >= depth
 
         in_threads(upgrade, read)
-        assert len(met) >= 2
         assert_same_bits(handle.logprobs, expected[40])
 
 
