@@ -4,6 +4,7 @@
 
 #include "backend.h"
 #include "buffers.h"
+#include "checks.h"
 #include "load_setup.h"
 #include "schedule.h"
 #include "weights.h"
@@ -43,6 +44,12 @@ MemoryPlan plan_memory(const std::string& path, const LoadOptions& options, int 
   std::unique_ptr<LoadSetup> read;
   in_phase("header", path, [&] { read = std::make_unique<LoadSetup>(path, options); });
   const LoadSetup& setup = *read;
+  if (depth != 0) check_depth(depth);
+  if (prefix_length > static_cast<size_t>(setup.descriptor.max_positions)) {
+    throw InvalidInputError("cannot plan for a prefix of " + std::to_string(prefix_length) +
+                            " tokens: the model has " +
+                            std::to_string(setup.descriptor.max_positions) + " positions");
+  }
   const Descriptor& d = setup.descriptor;
   const CacheShape& cache = setup.cache;
   MemoryPlan plan;

@@ -23,8 +23,15 @@ from stateful_cases import (
     flat,
     load_family,
 )
-from tiny_models import FAMILIES
-from tinyloop.native import GenerateRequest, LoadError, OutOfMemoryError, load_model, plan
+from tiny_models import FAMILIES, write_tiny
+from tinyloop.native import (
+    GenerateRequest,
+    InvalidInputError,
+    LoadError,
+    OutOfMemoryError,
+    load_model,
+    plan,
+)
 
 HERE = Path(__file__).parent
 
@@ -230,3 +237,11 @@ def test_bytes_of_handles_are_what_the_model_holds_for_them(family: str, mode: s
         for thing in (prefix, handle, plain):
             thing.close()
         assert model.vram_usage_bytes == start
+
+
+@pytest.mark.parametrize(("depth", "prefix_length"), [(-1, 0), (5000, 0), (1, 2**40)])
+def test_what_the_model_cannot_hold_is_not_planned(tmp_path: Path, depth: int, prefix_length: int) -> None:
+    path = tmp_path / "m.tloop"
+    write_tiny(path, "ouro", bits=4)
+    with pytest.raises(InvalidInputError, match=r"depth|positions"):
+        plan(path, max_seq_len=64, depth=depth, prefix_length=prefix_length)

@@ -73,10 +73,11 @@ std::map<std::string, size_t> memory_report(const Model* model);
 std::string cache_mode_warning(const Model* model);
 
 // What a load with these options would hold, from the file's header alone, and what handles cost.
-// Equal to the loaded model to the byte. Throws LoadError for a file or options that do not load.
+// Equal to the loaded model to the byte. depth 0: the model's own. Throws LoadError for a file or
+// options that do not load, InvalidInputError for a depth or length that the model cannot have.
 struct MemoryPlan {
-  std::map<std::string, size_t>
-      owners;  // bytes right after the load, as memory_report() gives them
+  // Bytes right after the load, as memory_report() gives them.
+  std::map<std::string, size_t> owners;
   size_t total = 0;
   size_t logit_rows = 0;  // on top, from the first sampled generation on
   size_t prefix_tokens =
