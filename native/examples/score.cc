@@ -2,7 +2,8 @@
 //
 //   score MODEL.tloop CONTEXT CONTINUATION...      token ids with commas between: 1,17,4
 //
-// The context is computed once, as a prefix that all continuations share.
+// The context is computed once, as a prefix that all continuations share; a prefix-LM model attends
+// to it in both directions, its last id included, so there every item brings it whole.
 #include <charconv>
 #include <cstdio>
 #include <exception>
@@ -53,18 +54,24 @@ OwnedModel load(const std::string& path) {
 std::vector<double> score(tinyloop::Model* model, const Ids& context,
                           const std::vector<Ids>& continuations) {
   const int depth = static_cast<int>(tinyloop::descriptor(model).loops);
+  const bool whole = tinyloop::descriptor(model).prefix_lm;
   // The context's last id goes into every item: its row predicts the continuation's first id.
   OwnedPrefix prefix;
-  if (context.size() > 1) {
+  if (context.size() > 1 && !whole) {
     prefix.reset(tinyloop::build_prefix(model, context.data(), context.size() - 1, depth, nullptr));
   }
   std::vector<Ids> items;
   std::vector<tinyloop::ScoreRequest> requests;
   size_t n_scored = 0;
   for (const Ids& continuation : continuations) {
-    Ids& ids = items.emplace_back(1, context.back());
+    Ids& ids = items.emplace_back(whole ? context : Ids(1, context.back()));
     ids.insert(ids.end(), continuation.begin(), continuation.end());
-    requests.push_back({ids.data(), ids.size(), continuation.size(), prefix.get()});
+    tinyloop::ScoreRequest& request = requests.emplace_back();
+    request.ids = ids.data();
+    request.n_ids = ids.size();
+    request.n_scored = continuation.size();
+    request.prefix = prefix.get();
+    if (whole) request.prompt_len = static_cast<int64_t>(context.size());
     n_scored += continuation.size();
   }
   std::vector<float> logprobs(n_scored);

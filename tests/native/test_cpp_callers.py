@@ -81,10 +81,11 @@ def test_example_prints_what_python_computes(callers: Callers, models: list[Path
         done = run(callers.score, path, *lists)
         assert done.returncode == 0, done.stderr
         with load_model(path, max_seq_len=256) as model:
+            prompt_len = len(context) if model.descriptor["prefix_lm"] else 0
             expected = [
-                model.score_tokens(np.array(context + ids, np.int32))[len(context) - 1 :].sum(
-                    dtype=np.float64
-                )
+                model.score_tokens(np.array(context + ids, np.int32), prompt_len=prompt_len)[
+                    len(context) - 1 :
+                ].sum(dtype=np.float64)
                 for ids in continuations
             ]
         assert done.stdout.splitlines() == [f"{value:.6f}" for value in expected]
