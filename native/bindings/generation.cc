@@ -18,7 +18,8 @@ PyGenerateRequest make_request(const py::object& token_ids, int max_new_tokens,
                                const std::optional<std::vector<int32_t>>& stop_ids, uint64_t seed,
                                std::optional<double> exit_threshold, int min_depth) {
   PyGenerateRequest request;
-  request.token_ids = require<int32_t>(token_ids, "token_ids");
+  const auto ids = require<int32_t>(token_ids, "token_ids");
+  request.token_ids = Array<int32_t>(ids.size(), ids.data());  // its own: the caller's may change
   request.max_new_tokens = max_new_tokens;
   request.prefix = prefix;
   request.depth = depth;
@@ -104,7 +105,9 @@ void bind_generation(py::module_& m) {
            "top_p"_a = 1.0, "min_p"_a = 0.0, "repetition_penalty"_a = 1.0,
            "stop_ids"_a = py::none(), "seed"_a = 0, "exit_threshold"_a = py::none(),
            "min_depth"_a = 1);
-  py::class_<Completion>(m, "Completion")
+  py::class_<Completion> completion(m, "Completion");
+  refuse_new(completion);
+  completion
       .def_property_readonly(
           "token_ids", [](const Completion& c) { return array_of(c.ids); },
           "int32: generated ids, a stop id included.")

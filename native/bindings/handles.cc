@@ -75,6 +75,7 @@ void bind_prefix(py::module_& m) {
           "int32: ids from position 0, parents included.")
       .def("upgrade", &upgrade_face, py::arg("depth"), py::arg("parent") = py::none());
   bind_lifetime(face);
+  refuse_new(face);
 }
 
 void bind_resume(py::module_& m) {
@@ -102,6 +103,7 @@ void bind_resume(py::module_& m) {
       .def("upgrade", &upgrade_one, py::arg("depth"), py::arg("prefix") = py::none())
       .def("prefix", [](const PyResume& r) { return PyPrefix{r.open()->as_prefix()}; });
   bind_lifetime(face);
+  refuse_new(face);
 }
 
 }  // namespace

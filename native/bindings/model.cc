@@ -256,6 +256,7 @@ void bind_model(py::module_& m) {
   py::class_<PyModel> model(m, "Model",
                             "One loaded model. It runs one forward at a time: a second concurrent "
                             "call raises ConcurrentUseError at once and changes nothing.");
+  refuse_new(model);
   bind_calls(model);
   bind_facts(model);
   model.def_property_readonly("closed", &PyModel::closed)

@@ -39,8 +39,13 @@ std::span<const int32_t> span_of(const Array<int32_t>& ids) {
   return {ids.data(), static_cast<size_t>(ids.size())};
 }
 
-PyPool open_pool(const PyModel& model, size_t budget_bytes, const std::string& evict) {
-  return {std::make_shared<Pool>(model.open(), budget_bytes, evict_policy(evict))};
+PyPool open_pool(const PyModel& model, std::optional<size_t> budget_bytes,
+                 const std::string& evict) {
+  if (budget_bytes == size_t{0}) {
+    throw InvalidInputError(
+        "cannot make a pool with budget_bytes=0: it must be positive, or None for no limit");
+  }
+  return {std::make_shared<Pool>(model.open(), budget_bytes.value_or(0), evict_policy(evict))};
 }
 
 int64_t create(const PyPool& face, const py::object& token_ids, std::optional<int> depth,
@@ -51,12 +56,19 @@ int64_t create(const PyPool& face, const py::object& token_ids, std::optional<in
   const int loops = depth.value_or(static_cast<int>(pool.engine->descriptor.loops));
   const bool keep = upgradable.value_or(pool.engine->descriptor.loops > 1);
   const ForwardGuard guard(*pool.engine);
-  std::shared_ptr<PrefixState> base = pool.make_room_for(span_of(ids), loops, parent, keep);
-  std::shared_ptr<PrefixState> built;
-  {
+  const Pool::Room room = pool.check_room_for(span_of(ids), loops, parent, keep);
+  const auto build = [&] {
     const WithoutGil nogil;
-    built = prefill_guarded(pool.engine, ids.data(), static_cast<size_t>(ids.size()), loops, base,
-                            keep);
+    return prefill_guarded(pool.engine, ids.data(), static_cast<size_t>(ids.size()), loops,
+                           room.parent, keep);
+  };
+  std::shared_ptr<PrefixState> built;
+  try {
+    built = build();
+  } catch (const OutOfMemoryError&) {
+    // The memory of those that must go anyway may be what was missing.
+    if (!face.open().ledger.make_room(room.bytes, parent)) throw;
+    built = build();
   }
   return face.open().hold(std::move(built), parent);
 }

@@ -36,6 +36,18 @@ WithoutGil::Place::Place() {
 }
 WithoutGil::Place::~Place() { --calls().running; }
 
+// Python runs its signal handlers in the main thread alone.
+std::unique_ptr<InterruptScope> WithoutGil::watch_signals() {
+  const py::module_ threading = py::module_::import("threading");
+  if (!threading.attr("get_ident")().equal(threading.attr("main_thread")().attr("ident"))) {
+    return nullptr;
+  }
+  return std::make_unique<InterruptScope>([] {
+    const py::gil_scoped_acquire gil;
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+  });
+}
+
 void wait_for_calls() {
   calls().closer = std::this_thread::get_id();
   while (calls().running > 0) {

@@ -3,9 +3,14 @@
 
 #include <pybind11/pybind11.h>
 
+#include <memory>
+
+#include "interrupt.h"
+
 namespace tinyloop {
 
 // Holds a place among the running calls, then gives the GIL up; in the reverse order at the end.
+// In the main thread, signals are looked at from time to time: Ctrl-C ends the call.
 //
 // An interpreter that finalizes ends a thread where it takes the GIL back, and C++ frames do not
 // survive that; so the module's exit hook waits for the calls that run, and a thread that comes
@@ -18,7 +23,10 @@ class WithoutGil {
     ~Place();
   };
   Place place_;
+  std::unique_ptr<InterruptScope> interrupt_ = watch_signals();
   pybind11::gil_scoped_release nogil_;
+
+  static std::unique_ptr<InterruptScope> watch_signals();
 };
 
 // The module's exit hook.

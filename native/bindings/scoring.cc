@@ -163,7 +163,9 @@ namespace py = pybind11;
 
 void bind_scoring(py::module_& m) {
   using tinyloop::ScoreResult;
-  py::class_<ScoreResult>(m, "ScoreResult")
+  py::class_<ScoreResult> result(m, "ScoreResult");
+  tinyloop::refuse_new(result);
+  result
       .def_readonly("logprobs", &ScoreResult::logprobs,
                     "float32 [S]: natural-log probability of each scored id, item after item.")
       .def_readonly("greedy", &ScoreResult::greedy,

@@ -152,6 +152,7 @@ void upgrade_resume(Model* model, const std::vector<ResumeHandle*>& handles, int
   std::vector<std::shared_ptr<ResumeState>> states;
   std::vector<std::shared_ptr<PrefixState>> parents;
   for (const ResumeHandle* handle : handles) {
+    if (handle == nullptr) throw InvalidInputError("cannot upgrade: a handle is null");
     handle->state->require_open();
     states.push_back(handle->state);
   }

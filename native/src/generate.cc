@@ -458,7 +458,9 @@ void check_item(const Engine& engine, const GenerateItem& item, size_t index) {
     refuse("min_depth is " + std::to_string(item.min_depth) + ", it must be 1.." +
            std::to_string(item.depth));
   }
-  if (!(item.exit_threshold > 0.0)) refuse("exit_threshold must be above 0");
+  if (!(item.exit_threshold > 0.0)) {
+    refuse("exit_threshold is " + std::to_string(item.exit_threshold) + ", it must be above 0");
+  }
   if (item.exit_threshold < 1.0 && !engine.descriptor.exit_gate) {
     refuse("it has an exit_threshold, and the model has no exit gate");
   }

@@ -4,6 +4,7 @@
 #include <numeric>
 #include <string>
 
+#include "interrupt.h"
 #include "rebuild.h"
 
 namespace tinyloop {
@@ -298,6 +299,7 @@ void Pass::run_step(const Step& step, int64_t plane) {
 // Rows that see later ones need all keys first, and their products twice: the scratch holds one
 // chunk.
 void Pass::run_layer(const Step& step, int64_t plane) {
+  poll_interrupt();
   const Layer& layer = engine_.weights.layers[static_cast<size_t>(step.layer)];
   if (hidden_) rebuild(layer, plane);
   const bool twice = two_sweeps_ && chunks_.size() > 1;

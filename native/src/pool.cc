@@ -18,15 +18,17 @@ void Pool::require_open() const {
   engine->require_usable();
 }
 
-std::shared_ptr<PrefixState> Pool::make_room_for(std::span<const int32_t> ids, int depth,
-                                                 std::optional<int64_t> parent, bool upgradable) {
+Pool::Room Pool::check_room_for(std::span<const int32_t> ids, int depth,
+                                std::optional<int64_t> parent, bool upgradable) {
   require_open();
-  std::shared_ptr<PrefixState> base = parent ? get(*parent) : nullptr;
-  check_prefill(*engine, ids.data(), ids.size(), depth, base.get());
-  const int64_t begin = base ? base->length() : 0;
+  Room room;
+  room.parent = parent ? get(*parent) : nullptr;
+  check_prefill(*engine, ids.data(), ids.size(), depth, room.parent.get());
+  const int64_t begin = room.parent ? room.parent->length() : 0;
   const int64_t end = begin + static_cast<int64_t>(ids.size());
-  ledger.make_room(prefix_bytes_of(*engine, begin, end, depth, upgradable), parent);
-  return base;
+  room.bytes = prefix_bytes_of(*engine, begin, end, depth, upgradable);
+  ledger.check_room(room.bytes, parent);
+  return room;
 }
 
 int64_t Pool::hold(std::shared_ptr<PrefixState> prefix, std::optional<int64_t> parent) {
@@ -39,8 +41,19 @@ int64_t Pool::hold(std::shared_ptr<PrefixState> prefix, std::optional<int64_t> p
 int64_t Pool::create(std::span<const int32_t> ids, int depth, std::optional<int64_t> parent,
                      bool upgradable) {
   const ForwardGuard guard(*engine);
-  auto base = make_room_for(ids, depth, parent, upgradable);
-  return hold(prefill_guarded(engine, ids.data(), ids.size(), depth, base, upgradable), parent);
+  const Room room = check_room_for(ids, depth, parent, upgradable);
+  const auto build = [&] {
+    return prefill_guarded(engine, ids.data(), ids.size(), depth, room.parent, upgradable);
+  };
+  std::shared_ptr<PrefixState> built;
+  try {
+    built = build();
+  } catch (const OutOfMemoryError&) {
+    // The memory of those that must go anyway may be what was missing.
+    if (!ledger.make_room(room.bytes, parent)) throw;
+    built = build();
+  }
+  return hold(std::move(built), parent);
 }
 
 int64_t Pool::put(std::shared_ptr<PrefixState> prefix) {
@@ -58,6 +71,7 @@ std::shared_ptr<PrefixState> Pool::get(int64_t key) {
 
 std::optional<int64_t> Pool::find(std::span<const int32_t> ids, int depth) const {
   require_open();
+  check_depth(depth);
   const bool exactly = engine->schedule.has_coda();
   return ledger.find(ids, depth, exactly ? DepthRule::kExactly : DepthRule::kAtLeast);
 }

@@ -21,12 +21,15 @@ struct Pool {
   Pool(std::shared_ptr<Engine> owner, size_t budget_bytes, EvictPolicy policy)
       : engine(std::move(owner)), ledger(budget_bytes, policy) {}
 
-  // Builds a prefix after a held one (or from position 0) in three steps, so that the caller may
-  // let go of its lock while the second, prefill_guarded(), computes. First: its parent, and room
-  // for it. The caller holds the ForwardGuard, and what prefill() refuses is refused here: nothing
-  // is evicted for a prefix that is not built.
-  std::shared_ptr<PrefixState> make_room_for(std::span<const int32_t> ids, int depth,
-                                             std::optional<int64_t> parent, bool upgradable);
+  // Building a prefix after a held one (or from position 0) takes three steps, so that the caller
+  // may let go of its lock while the second, prefill_guarded(), computes. The caller holds the
+  // ForwardGuard. First: what will be refused is refused, and nothing is evicted.
+  struct Room {
+    std::shared_ptr<PrefixState> parent;
+    size_t bytes = 0;
+  };
+  Room check_room_for(std::span<const int32_t> ids, int depth, std::optional<int64_t> parent,
+                      bool upgradable);
   // Last: holds what was built after `parent`. Returns its key.
   int64_t hold(std::shared_ptr<PrefixState> prefix, std::optional<int64_t> parent);
   // All three, for a caller without a lock of its own.

@@ -28,6 +28,10 @@ void PoolLedger::require_open() const {
 PoolLedger::Held& PoolLedger::held(int64_t key, const char* what) {
   const auto found = held_.find(key);
   if (found != held_.end()) return found->second;
+  refuse_key(key, what);
+}
+
+void PoolLedger::refuse_key(int64_t key, const char* what) const {
   const bool was_held = key >= 1 && key < next_key_;
   throw InvalidInputError("cannot " + std::string(what) + " the pool's entry " + text(key) + ": " +
                           (was_held ? "it was evicted" : "there never was one"));
@@ -75,13 +79,24 @@ void PoolLedger::touch(Held& used) {
   }
 }
 
-void PoolLedger::make_room(size_t bytes, std::optional<int64_t> keep) {
+bool PoolLedger::make_room(size_t bytes, std::optional<int64_t> keep) {
+  const std::vector<int64_t> gone = room_for(bytes, keep);
+  for (const int64_t key : gone) drop(key, false);
+  return !gone.empty();
+}
+
+void PoolLedger::check_room(size_t bytes, std::optional<int64_t> keep) const {
+  room_for(bytes, keep);
+}
+
+// Who must go for `bytes` more, in order.
+std::vector<int64_t> PoolLedger::room_for(size_t bytes, std::optional<int64_t> keep) const {
   require_open();
-  if (keep) held(*keep, "keep");
-  if (budget_ == 0 || (bytes <= budget_ && bytes_ <= budget_ - bytes)) return;
+  if (keep && held_.count(*keep) == 0) refuse_key(*keep, "keep");
+  if (budget_ == 0 || (bytes <= budget_ && bytes_ <= budget_ - bytes)) return {};
   // Not a sum of the two: that could pass the largest size.
   const size_t allowed = bytes <= budget_ ? budget_ - bytes : 0;
-  const auto gone = victims(bytes_ - std::min(bytes_, allowed), keep);
+  auto gone = victims(bytes_ - std::min(bytes_, allowed), keep);
   if (bytes > budget_ || gone.empty()) {
     throw OutOfMemoryError(
         "cannot hold " + text(bytes) + " bytes more in the pool: it holds " + text(bytes_) +
@@ -90,7 +105,7 @@ void PoolLedger::make_room(size_t bytes, std::optional<int64_t> keep) {
         (policy_ == EvictPolicy::kNever ? "(evict is never)" : "(pinned ones and parents stay)") +
         ": evict or unpin some, or raise the budget");
   }
-  for (const int64_t key : gone) drop(key, false);
+  return gone;
 }
 
 // The oldest entries that together free `excess` bytes, in an order in which they may go; none if

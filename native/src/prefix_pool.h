@@ -45,9 +45,12 @@ class PoolLedger {
   int64_t put(PoolEntry entry);
 
   // Evicts until `bytes` more fit, oldest use first; never a pinned entry, a parent, or `keep`.
-  // To be called before a prefix is computed. All or nothing: throws OutOfMemoryError and evicts
-  // nothing if the entries that may go are not enough, or none may.
-  void make_room(size_t bytes, std::optional<int64_t> keep = std::nullopt);
+  // Says whether any went. All or nothing: throws OutOfMemoryError and evicts nothing if the
+  // entries that may go are not enough, or none may.
+  bool make_room(size_t bytes, std::optional<int64_t> keep = std::nullopt);
+
+  // Throws what make_room() would, and evicts nothing.
+  void check_room(size_t bytes, std::optional<int64_t> keep = std::nullopt) const;
 
   // The payload; a use of the entry and of its ancestors. It stays alive with its last holder, also
   // after an eviction.
@@ -93,8 +96,10 @@ class PoolLedger {
 
   void require_open() const;
   Held& held(int64_t key, const char* what);
+  [[noreturn]] void refuse_key(int64_t key, const char* what) const;
   void check(const PoolEntry& entry);
   void touch(Held& used);
+  std::vector<int64_t> room_for(size_t bytes, std::optional<int64_t> keep) const;
   std::vector<int64_t> victims(size_t excess, std::optional<int64_t> keep) const;
   void drop(int64_t key, bool asked);
 

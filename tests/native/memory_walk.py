@@ -242,7 +242,7 @@ def orders(path: str, mode: str) -> None:
         parent = model.prefix(ids, 2)
         child = model.prefix(ids, 2, parent)
         handle = model.start(ids, 2, 3, child)
-        pool = PrefixPool(model, 0)
+        pool = PrefixPool(model, None)
         pool.put(child)
         things = [model, parent, child, parent.upgrade(3), handle, pool]
         for i in order:

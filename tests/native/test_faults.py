@@ -25,6 +25,7 @@ from stateful_cases import (
     load_family,
     score_one,
 )
+from tinyloop import native
 from tinyloop.native import (
     ClosedHandleError,
     ConcurrentUseError,
@@ -161,7 +162,7 @@ def assert_is(found: object, expected: object) -> None:
 
 
 def test_a_pool_fails_clean(model: Model) -> None:
-    pool = PrefixPool(model, 0)
+    pool = PrefixPool(model, None)
     key, failures = fail_every_allocation(
         model,
         lambda: pool.create(IDS, 2, upgradable=True),
@@ -192,7 +193,7 @@ def test_a_model_and_its_handles_may_go_in_any_order() -> None:
         parent = model.prefix(IDS[:4], depth=1)
         child = model.prefix(IDS[4:6], 1, parent)
         handle = model.start(TAIL[:4], 1, 2, child)
-        pool = PrefixPool(model, 0)
+        pool = PrefixPool(model, None)
         pool.put(child)
         things: dict[str, Any] = {"model": model, "parent": parent, "child": child, "handle": handle}
         things |= {"deeper": parent.upgrade(2), "pool": pool}
@@ -215,7 +216,7 @@ def test_the_memory_of_handles_goes_with_the_last_that_needs_it(order: tuple[int
         parent = model.prefix(IDS[:4], depth=2)
         child = model.prefix(IDS[4:6], 2, parent)
         handle = model.start(TAIL[:4], 2, 3, child)
-        things = [parent, child, handle, handle.prefix(), PrefixPool(model, 0)]
+        things = [parent, child, handle, handle.prefix(), PrefixPool(model, None)]
         things[4].put(child)
         held = [model.vram_usage_bytes]
         for i in order:
@@ -239,7 +240,7 @@ deeper = parent.upgrade(3)
 handle = model.start(ids, 1)
 handle.upgrade(2)
 rows = handle.prefix()
-pool = PrefixPool(model, 0)
+pool = PrefixPool(model, None)
 key = pool.create(ids)
 pool.put(child)
 request = GenerateRequest(ids, 5, prefix=child, depth=2)
@@ -270,7 +271,7 @@ def test_an_interpreter_may_exit_with_live_handles(ending: str) -> None:
 @pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
 def test_every_handle_says_no_in_a_forked_child() -> None:
     model = load_family("ouro", threads=2)
-    prefix, handle, pool = model.prefix(IDS, depth=2), model.start(IDS, 1), PrefixPool(model, 0)
+    prefix, handle, pool = model.prefix(IDS, depth=2), model.start(IDS, 1), PrefixPool(model, None)
     key = pool.create(TAIL)
     before = model.vram_usage_bytes
     calls: list[Callable[[], object]] = [
@@ -285,7 +286,7 @@ def test_every_handle_says_no_in_a_forked_child() -> None:
         lambda: handle.upgrade(2),
         lambda: handle.logprobs,
         lambda: handle.prefix(),
-        lambda: PrefixPool(model, 0),
+        lambda: PrefixPool(model, None),
         lambda: pool.create(IDS),
         lambda: pool.get(key),
         lambda: pool.find(TAIL),
@@ -459,3 +460,61 @@ def test_two_models_of_one_file_do_not_meet(tmp_path: Path) -> None:
                 assert_same_bits(model.score_tokens(IDS), expected)
 
         in_threads(lambda: work(one), lambda: work(other))
+
+
+# ---- interrupts and instances from nowhere --------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "model.generate([GenerateRequest(ids[:20], 2000, stop_ids=[])] * 64)",
+        "model.score_tokens(ids, depth=4000)",
+        "model.prefix(ids, depth=2000)",
+        "model.start(ids, 4000, keep_cache=False)",
+    ],
+)
+def test_a_signal_ends_a_long_call_and_leaves_nothing(call: str) -> None:
+    """The alarm's handler raises, as Ctrl-C's does; a call that did not look would take minutes."""
+    program = f"""
+import signal, sys
+import numpy as np
+from tinyloop.native import GenerateRequest, load_model
+
+class Stop(Exception): ...
+def stop(*_): raise Stop
+signal.signal(signal.SIGALRM, stop)
+ids = np.arange(50, dtype=np.int32)
+with load_model({str(family_path("ouro"))!r}, 64, threads=1) as model:
+    before = model.vram_usage_bytes
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    try:
+        {call}
+        sys.exit("the call ended by itself: make it longer")
+    except Stop:
+        pass
+    assert model.vram_usage_bytes == before, model.memory_report()
+    assert model.score_tokens(ids, depth=1).shape == (49,)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=False, timeout=100, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", ["Model", "PrefixCache", "ResumeHandle", "ScoreResult", "Completion"])
+def test_what_only_the_engine_makes_cannot_be_made(name: str) -> None:
+    made_by_calls = getattr(native, name)
+    with pytest.raises(TypeError, match="__new__"):
+        made_by_calls.__new__(made_by_calls)
+    with pytest.raises(TypeError):
+        made_by_calls()
+
+
+def test_a_request_keeps_its_own_ids() -> None:
+    with load_family("ouro") as model:
+        ids = IDS[:20].copy()
+        request = GenerateRequest(ids, 5, stop_ids=[])
+        expected = model.generate([request])[0].token_ids
+        ids[:] = 1
+        assert_same_bits(model.generate([request])[0].token_ids, expected)

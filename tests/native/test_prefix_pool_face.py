@@ -42,7 +42,7 @@ def one_prefix(model: Model) -> int:
 @pytest.mark.parametrize("family", [f for f in KINDS if f != "hrm_text"])
 def test_a_held_chain_serves_what_it_was_built_for(family: str, mode: str) -> None:
     ids = random_ids(90)
-    with load_family(family, mode, prefill_chunk=16) as model, PrefixPool(model, 0) as pool:
+    with load_family(family, mode, prefill_chunk=16) as model, PrefixPool(model, None) as pool:
         start = lasting_memory(model)
         a = pool.create(ids[:30], depth=2)
         b = pool.create(ids[30:70], depth=2, parent_key=a)
@@ -151,7 +151,7 @@ def test_a_refused_prefix_evicts_nobody(model: Model) -> None:
 
 def test_an_evicted_prefix_lives_as_long_as_its_user(model: Model) -> None:
     start = model.vram_usage_bytes
-    with PrefixPool(model, 0) as pool:
+    with PrefixPool(model, None) as pool:
         key = pool.create(prefix_ids(0), depth=2)
         size = pool.bytes
         held = pool.get(key)
@@ -166,7 +166,7 @@ def test_an_evicted_prefix_lives_as_long_as_its_user(model: Model) -> None:
 
 def test_a_prefix_that_was_built_elsewhere_is_held_with_its_ancestors(model: Model) -> None:
     start = model.vram_usage_bytes
-    with PrefixPool(model, 0) as pool:
+    with PrefixPool(model, None) as pool:
         parent = model.prefix(prefix_ids(0))
         child = model.prefix(prefix_ids(1), parent=parent)
         key = pool.put(child)
@@ -188,7 +188,7 @@ def test_a_prefix_that_was_built_elsewhere_is_held_with_its_ancestors(model: Mod
 
 def test_find_takes_the_longest_that_is_deep_enough(model: Model) -> None:
     ids = random_ids(60)
-    with PrefixPool(model, 0) as pool:
+    with PrefixPool(model, None) as pool:
         deep = pool.create(ids[:20], depth=4)
         shallow = pool.create(ids[:40], depth=2)
         assert pool.find(ids, depth=1) == pool.find(ids, depth=2) == shallow
@@ -201,14 +201,14 @@ def test_find_takes_the_longest_that_is_deep_enough(model: Model) -> None:
 
 def test_find_asks_for_the_very_depth_where_a_coda_needs_it() -> None:
     ids = random_ids(40)
-    with load_family("loop_range") as model, PrefixPool(model, 0) as pool:
+    with load_family("loop_range") as model, PrefixPool(model, None) as pool:
         key = pool.create(ids, depth=3)
         assert pool.find(ids, depth=3) == key
         assert pool.find(ids, depth=2) is pool.find(ids, depth=4) is None
 
 
 def test_a_prefix_of_another_model_is_not_held(model: Model) -> None:
-    with load_family("ouro") as other, other.prefix(TAIL) as foreign, PrefixPool(model, 0) as pool:
+    with load_family("ouro") as other, other.prefix(TAIL) as foreign, PrefixPool(model, None) as pool:
         with pytest.raises(MismatchError, match="another model"):
             pool.put(foreign)
         assert pool.keys() == []
@@ -216,7 +216,7 @@ def test_a_prefix_of_another_model_is_not_held(model: Model) -> None:
 
 def test_a_closed_pool_or_model_says_so() -> None:
     model = load_family("ouro")
-    pool, closed = PrefixPool(model, 0), PrefixPool(model, 0)
+    pool, closed = PrefixPool(model, None), PrefixPool(model, None)
     key, prefix = pool.create(TAIL), model.prefix(TAIL)
     closed.close()
     closed.close()
@@ -312,3 +312,30 @@ def test_threads_that_share_a_pool_keep_its_books() -> None:
             assert not unexpected
             assert len(set(made)) == len(made) == 3 * 25
             assert pool.bytes == model.vram_usage_bytes - start == len(pool.keys()) * size
+
+
+def test_a_prefix_that_fails_to_be_built_evicts_nothing(model: Model) -> None:
+    """Not even when the pool is full: room is made once the new prefix is there."""
+    with PrefixPool(model, 2 * one_prefix(model)) as pool:
+        keys = [pool.create(prefix_ids(i)) for i in range(2)]
+        pool.pin(keys[0])
+        pool.pin(keys[1])
+        with pytest.raises(OutOfMemoryError):
+            pool.create(prefix_ids(2))
+        pool.unpin(keys[0])
+        pool.unpin(keys[1])
+        ids = prefix_ids(3).copy()
+        ids[-1] = -1
+        with pytest.raises(InvalidInputError, match="token id -1"):
+            pool.create(ids)
+        assert (pool.keys(), pool.evicted()) == (keys, [])
+        model._fail_allocation(1)  # once: the second attempt has the memory of the one that goes
+        new = pool.create(prefix_ids(2))
+        assert pool.keys() == [keys[1], new]
+
+
+def test_a_pool_needs_a_budget_or_none(model: Model) -> None:
+    with pytest.raises(InvalidInputError, match="budget_bytes=0"):
+        PrefixPool(model, 0)
+    with PrefixPool(model, None) as pool, pytest.raises(InvalidInputError, match="depth 0"):
+        pool.find(prefix_ids(0), depth=0)

@@ -100,7 +100,8 @@ struct ScoreRequest {
 };
 
 // Natural-log probabilities of the scored ids of all requests, one request after the other.
-//   depth     loops to run, >= 1; a prefix must be at least as deep
+//   depth     loops to run, 1..4096; a prefix must be at least as deep, and exactly so where layers
+//             follow the loops
 //   logprobs  float32 [sum of n_scored]
 //   greedy    uint8 [sum of n_scored], 1 where the id is the argmax (the lowest id on ties)
 // A result depends on its own ids and depth only: not on batch mates, order, chunking or prefixes.
@@ -113,13 +114,14 @@ void score(Model* model, const std::vector<ScoreRequest>& requests, int depth, f
 struct ScoreExtras {
   // A request ends after the first loop, min_depth at least, at which the cumulative exit
   // probability (1 - product of 1 - gate) of every row that predicts a scored id is this or more.
-  // 1 or more: never.
+  // 1 or more: never. It must be above 0, and below 1 the model must have an exit gate.
   double exit_threshold = std::numeric_limits<double>::infinity();
   int min_depth = 1;
   // Results, each null or allocated by the caller. Rows beyond a request's own depth are NaN.
   int32_t* depths = nullptr;  // [requests]: loops that each ran
-  float* by_depth = nullptr;  // [greatest depth, S]: log-probabilities after each loop
-  float* gates = nullptr;     // [greatest depth, S]: the exit gate at the predicting row
+  float* by_depth = nullptr;  // [greatest depth, S]: log-probabilities after each loop; where
+                              // layers follow the loops, only for requests without a prefix
+  float* gates = nullptr;  // [greatest depth, S]: the exit gate at the predicting row
 };
 void score(Model* model, const std::vector<ScoreRequest>& requests, int depth, float* logprobs,
            uint8_t* greedy, const ScoreExtras& extras);
@@ -167,7 +169,7 @@ const std::vector<uint8_t>& resume_greedy(const ResumeHandle* handle);
 PrefixCache* resume_prefix(const ResumeHandle* handle);
 
 // What happens when a new prefix does not fit: the least recently used ones go, or it is refused
-// with OutOfMemoryError.
+// with OutOfMemoryError. Nothing is evicted for a prefix that is refused.
 enum class EvictPolicy { kLru, kNever };
 
 // One line of the eviction report; asked: by pool_evict(), else to make room.
@@ -202,7 +204,8 @@ void pool_evict(PrefixPool* pool, int64_t key);
 std::vector<Eviction> pool_evictions(PrefixPool* pool);
 size_t pool_bytes(const PrefixPool* pool);
 
-// One request of a generate call: `ids` follow those of `prefix`.
+// One request of a generate call: `ids` follow those of `prefix`. In a prefix-LM model without a
+// prefix they are one prompt whose ids see each other both ways.
 struct GenerateRequest {
   const int32_t* ids = nullptr;
   size_t n_ids = 0;  // at least 1

@@ -314,6 +314,7 @@ void check_resume(Model* model) {
     EXPECT(resume_logprobs(handles[0]) == score_one(model, ids, 39, nullptr));
     EXPECT(vram_usage_bytes(model) == before + resume_bytes(handles[0]));
     upgrade_resume(model, handles, deeper);
+    EXPECT(throws<InvalidInputError>([&] { upgrade_resume(model, {nullptr}, deeper); }));
     EXPECT(resume_depth(handles[0]) == deeper && resume_logprobs(handles[0]) == full);
     EXPECT(throws<MismatchError>([&] { upgrade_resume(model, handles, deeper + 1); }));
     if (keep_cache) {
