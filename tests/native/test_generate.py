@@ -575,8 +575,8 @@ def test_a_model_or_prefix_that_on_token_closes_lasts_for_the_call() -> None:
         ([5], {"depth": 0}, "depth 0"),
         ([5], {"min_depth": 0}, "min_depth is 0, it must be 1..4"),
         ([5], {"min_depth": 3, "depth": 2}, "min_depth is 3, it must be 1..2"),
-        ([5], {"exit_threshold": 0.0}, "exit_threshold must be above 0"),
-        ([5], {"exit_threshold": float("nan")}, "exit_threshold must be above 0"),
+        ([5], {"exit_threshold": 0.0}, "it must be above 0"),
+        ([5], {"exit_threshold": float("nan")}, "it must be above 0"),
     ],
 )
 def test_a_request_out_of_range_is_named_and_generates_nothing(

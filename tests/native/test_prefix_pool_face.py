@@ -245,7 +245,7 @@ def test_a_closed_pool_or_model_says_so() -> None:
     assert not pool.closed
     pool.close()
     with pytest.raises(InvalidInputError, match="evict='fifo'"), load_family("ouro") as model:
-        PrefixPool(model, 0, evict="fifo")
+        PrefixPool(model, 100, evict="fifo")
 
 
 def test_a_random_life_is_accounted_for(model: Model) -> None:
