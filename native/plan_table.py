@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from .cache_size import state_bytes
-from .engine import MemoryPlan, plan
+from .engine import MAX_DEPTH, MemoryPlan, plan
 from .format import read_header
 
 MODES = ("fp16", "int8", "h_fp16", "h_int8", "h_int4")
@@ -19,7 +19,6 @@ LEAST_CHUNK, LEAST_ROWS = 64, 256
 # The other modes, the most faithful first: tests/bench/cache_modes.py measured it.
 BY_FAITH = ("h_fp16", "int8", "h_int8", "h_int4")
 POLICY_PAGE = "native/CACHE_MODES.md"
-MAX_DEPTH = 4096
 
 
 @dataclass(frozen=True, slots=True)
