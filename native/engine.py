@@ -11,6 +11,7 @@ from typing import Literal
 from . import _core
 from ._core import InvalidInputError, LoadError, Model
 from .arguments import text, whole_number
+from .regular_file import check_regular
 
 PREAMBLE_BYTES = 64
 # What the C++ side holds in 32 bits; anything larger is as wrong as anything negative.
@@ -23,7 +24,9 @@ def header_digest(path: str | bytes | os.PathLike[str]) -> str:
 
     The header holds the CRC of every tensor, so this names the weights without reading them.
     A file too short for its own header is hashed as far as it goes: load_model then says what is wrong.
+    Raises: FormatError for what is no regular file; OSError when it cannot be read.
     """
+    check_regular(path)
     with open(path, "rb") as file:
         preamble = file.read(PREAMBLE_BYTES)
         header_bytes = int.from_bytes(preamble[16:24], "little")
