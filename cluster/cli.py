@@ -172,13 +172,18 @@ def convert(
 
 
 def _loop_range(layers: str | None, loops: int | None) -> tuple[int, int, int] | None:
-    """Read --loop-layers and --loops. Raises: UsageError unless both are given, or neither."""
+    """Read --loop-layers and --loops. Raises: UsageError unless both are given and readable, or neither."""
+    from ..native.loop_range import parse_range
+
     if layers is None and loops is None:
         return None
-    begin, colon, end = (layers or "").partition(":")
-    if loops is None or not (colon and begin.isdecimal() and end.isdecimal()):
-        raise UsageError(f"--loop-layers {layers!r} with --loops {loops}: give both, as 4:12 and 3")
-    return int(begin), int(end), loops
+    if layers is None or loops is None:
+        missing = "--loop-layers" if layers is None else "--loops"
+        raise UsageError(f"{missing} is missing: give --loop-layers and --loops together, as 4:12 and 3")
+    try:
+        return *parse_range(layers), loops
+    except ValueError as error:
+        raise UsageError(f"--loop-layers {layers!r}: {error}") from None
 
 
 @app.command()

@@ -87,6 +87,8 @@ def foreign_model(path: Path) -> str:
     """What to do with a model of another format, empty if it is none that is known."""
     if path.is_dir():
         kind = "a folder"
+    elif not path.is_file():
+        return ""  # a FIFO would be waited for
     else:
         try:
             with path.open("rb") as file:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from .descriptor import expected_tensors
-from .format import Header, write_model
+from .format import Header, check_destination, write_model
 from .loop_range import with_loop_range
 from .quantize import QuantizeError, quantize, to_float16
 from .source import ConvertError, SourceModel, reading
@@ -36,12 +36,14 @@ def convert(
             blocks of the asked bits are taken over with their own scales at group 32.
         metadata: texts that replace or join what the source says of itself.
         loop_range: (a, b, n): the file runs layers a to b - 1 of a plain model n times, the others once.
-    Raises: ConvertError naming what cannot be converted exactly; FileExistsError without overwrite.
+    Raises: ConvertError naming what cannot be converted exactly; FileExistsError without overwrite;
+        FileNotFoundError where the destination's folder does not exist.
     """
     if bits not in (4, 8, 16) or group not in GROUPS:
         raise ConvertError(
             f"convert to {bits} bits in groups of {group}: 4, 8 or 16 bits, groups of {GROUPS}"
         )
+    check_destination(destination)
     if destination.exists() and not overwrite:
         raise FileExistsError(
             f"convert to {destination}: the file exists: choose another name or overwrite it"

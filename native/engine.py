@@ -9,11 +9,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from . import _core
-from ._core import LoadError, Model
+from ._core import InvalidInputError, LoadError, Model
+from .arguments import text, whole_number
+from .regular_file import check_regular
 
 PREAMBLE_BYTES = 64
 # What the C++ side holds in 32 bits; anything larger is as wrong as anything negative.
 LARGEST_INT = 2**31 - 1
+MAX_DEPTH = 4096
 
 
 def header_digest(path: str | bytes | os.PathLike[str]) -> str:
@@ -21,7 +24,9 @@ def header_digest(path: str | bytes | os.PathLike[str]) -> str:
 
     The header holds the CRC of every tensor, so this names the weights without reading them.
     A file too short for its own header is hashed as far as it goes: load_model then says what is wrong.
+    Raises: FormatError for what is no regular file; OSError when it cannot be read.
     """
+    check_regular(path)
     with open(path, "rb") as file:
         preamble = file.read(PREAMBLE_BYTES)
         header_bytes = int.from_bytes(preamble[16:24], "little")
@@ -66,6 +71,7 @@ def load_model(
     Raises:
         LoadError: the file or an option is unusable; the message names the phase and the field.
         OutOfMemoryError: the budget or the machine is too small; nothing is kept.
+        TypeError: an option is of the wrong type; the message names it.
     Warns: UserWarning with the numbers, where the cache mode loses memory on this model.
     Blocks until loaded; the GIL is released.
     """
@@ -102,8 +108,10 @@ def plan(
 ) -> MemoryPlan:
     """What a load with these options would hold, from the file's header alone: exact to the byte.
 
-    Args: as load_model; depth and prefix_length (tokens) are those of the prefixes that are to be held.
-    Raises: LoadError, as a load would.
+    Args: as load_model; depth and prefix_length (tokens) are those of the prefixes that are to be held, depth
+    None being the model's own.
+    Raises: LoadError and TypeError, as a load would; InvalidInputError for a depth or a prefix length that
+    no prefix can have.
     """
     options = _options(
         max_seq_len=max_seq_len,
@@ -112,7 +120,17 @@ def plan(
         threads=threads,
         numeric_mode="fp16",
     )
-    return MemoryPlan(**_core.plan(os.fsencode(path), options, depth or 0, prefix_length))
+    loops = whole_number("depth", depth, "the model's own")
+    n_tokens = whole_number("prefix_length", prefix_length)
+    if loops is not None and not 1 <= loops <= MAX_DEPTH:
+        raise InvalidInputError(
+            f"cannot plan with depth={loops}: it must be 1..{MAX_DEPTH}, or None for the model's own"
+        )
+    if not 0 <= n_tokens < 2**63:
+        raise InvalidInputError(
+            f"cannot plan with prefix_length={n_tokens}: it must be 0..the model's positions"
+        )
+    return MemoryPlan(**_core.plan(os.fsencode(path), options, loops or 0, n_tokens))
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +166,22 @@ def _options(
     state_seed: int = 0,
 ) -> dict[str, str | int]:
     """The options as the extension takes them: an empty text means the default, 0 none."""
+    max_seq_len = whole_number("max_seq_len", max_seq_len)
+    prefill_chunk = whole_number("prefill_chunk", prefill_chunk)
+    budget_bytes = whole_number("budget_bytes", budget_bytes, "no limit")
+    threads = whole_number("threads", threads, "all cores")
+    state_seed = whole_number("state_seed", state_seed)
+    texts = {
+        "device": text("device", device),
+        "cache_mode": text("cache_mode", cache_mode),
+        "fp16_cache": text("fp16_cache", fp16_cache),
+        "numeric_mode": text("numeric_mode", numeric_mode, optional=False),
+        "cpu_isa": text("cpu_isa", cpu_isa),
+        "state_init": text("state_init", state_init),
+    }
+    for name, chosen in texts.items():
+        if not chosen.isascii():  # a lone surrogate would not even get through
+            raise LoadError(f"cannot load with {name}={chosen!r}: there is no such choice")
     if budget_bytes is not None and not 0 < budget_bytes < 2**63:
         raise LoadError(
             f"cannot load with budget_bytes={budget_bytes}: it must be positive and fit 63 bits, "
@@ -161,15 +195,10 @@ def _options(
         if value is not None and abs(value) > LARGEST_INT:
             raise LoadError(f"cannot load with {name}={value}: it does not fit 32 bits")
     return {
+        **texts,
         "max_seq_len": max_seq_len,
         "prefill_chunk": prefill_chunk,
-        "device": device or "",
-        "cache_mode": cache_mode or "",
-        "fp16_cache": fp16_cache or "",
         "budget_bytes": budget_bytes or 0,
         "threads": threads or 0,
-        "numeric_mode": numeric_mode,
-        "cpu_isa": cpu_isa or "",
-        "state_init": state_init or "",
         "state_seed": state_seed,
     }

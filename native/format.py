@@ -38,9 +38,19 @@ from .layout import (
     read_entry,
 )
 from .records import Cursor, FormatError, Value, pack_section, read_section
+from .regular_file import check_regular
 from .weights import QuantWeight, Tensor, decode_tensor, encode_tensor, tensor_kind
 
-__all__ = ["FormatError", "Header", "QuantWeight", "TensorEntry", "read_header", "read_tensor", "write_model"]
+__all__ = [
+    "FormatError",
+    "Header",
+    "QuantWeight",
+    "TensorEntry",
+    "check_destination",
+    "read_header",
+    "read_tensor",
+    "write_model",
+]
 
 
 def write_model(
@@ -56,7 +66,7 @@ def write_model(
 
     tensors: exactly the names and dims that the descriptor calls for, each float16, float32 or a QuantWeight.
     Raises: FormatError when anything breaks the format; FileExistsError when `path` exists, without
-    overwrite.
+    overwrite; OSError naming `path` when it cannot be written.
     """
     checked = check_descriptor(descriptor)
     expected = expected_tensors(checked)
@@ -88,11 +98,23 @@ def _entry(name: str, tensor: Tensor, offset: int, blob: bytes) -> TensorEntry:
     return TensorEntry(name, tensor_kind(tensor), dims, group, offset, len(blob), zlib.crc32(blob))
 
 
+def check_destination(path: Path) -> None:
+    """Raises: FileNotFoundError or NotADirectoryError where there is no folder to write `path` into."""
+    if not path.parent.exists():
+        raise FileNotFoundError(f"write {path}: the folder {path.parent} does not exist: make it first")
+    if not path.parent.is_dir():
+        raise NotADirectoryError(f"write {path}: {path.parent} is not a folder")
+
+
 def _publish(path: Path, blocks: Iterable[bytes], overwrite: bool) -> None:
     """Blocks at aligned offsets, the last one unpadded, under the final name only once they are on disk."""
+    check_destination(path)
     if path.exists() and not overwrite:
         raise FileExistsError(f"write {path}: the file exists: choose another name or ask to overwrite it")
-    handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    try:
+        handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    except OSError as error:  # it names the temporary file, which nobody asked for
+        raise OSError(error.errno, error.strerror, str(path)) from error
     try:
         with os.fdopen(handle, "wb") as file:
             for block in blocks:
@@ -115,8 +137,9 @@ def _publish(path: Path, blocks: Iterable[bytes], overwrite: bool) -> None:
 def read_header(path: Path) -> Header:
     """Everything but the weights, checked.
 
-    Raises: FormatError naming the field; OSError when the file cannot be read.
+    Raises: FormatError naming the field, or what is no regular file; OSError when the file cannot be read.
     """
+    check_regular(path)
     with path.open("rb") as file:
         prefix = file.read(PREFIX_BYTES)
         size = os.fstat(file.fileno()).st_size

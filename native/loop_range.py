@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from .descriptor import check_descriptor, integer
@@ -9,6 +10,23 @@ from .source import ConvertError, SourceModel
 
 # What a model has that runs every layer once.
 _PLAIN = {"loops": 1, "n_prelude": 0, "n_coda": 0, "n_low": 0, "inject": "none", "exit_gate": False}
+
+
+def parse_range(written: str) -> tuple[int, int]:
+    """Read A:B, two numbers in ASCII digits. Raises: ValueError that says what is wrong."""
+    parts = written.split(":")
+    if len(parts) != 2:
+        raise ValueError(f"it has {len(parts) - 1} colons and needs one, as 4:12")
+    for part, side in zip(parts, ("before", "after"), strict=True):
+        if not part:
+            raise ValueError(f"there is no layer number {side} the colon: write both, as 4:12")
+        if not re.fullmatch("[0-9]+", part):
+            raise ValueError(f"{part!r} is no layer number: write it in the digits 0-9 alone, as 4:12")
+        if len(part) > 9:
+            raise ValueError(
+                f"the layer number {side} the colon has {len(part)} digits: no model has such a layer"
+            )
+    return int(parts[0]), int(parts[1])
 
 
 def with_loop_range(model: SourceModel, begin: int, end: int, loops: int) -> SourceModel:

@@ -5,12 +5,12 @@ Every figure comes from the engine's own plan, which a test holds against loaded
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from .cache_size import state_bytes
-from .engine import MemoryPlan, plan
+from .engine import MAX_DEPTH, MemoryPlan, plan
 from .format import read_header
 
 MODES = ("fp16", "int8", "h_fp16", "h_int8", "h_int4")
@@ -18,8 +18,8 @@ MODES = ("fp16", "int8", "h_fp16", "h_int8", "h_int4")
 LEAST_CHUNK, LEAST_ROWS = 64, 256
 # The other modes, the most faithful first: tests/bench/cache_modes.py measured it.
 BY_FAITH = ("h_fp16", "int8", "h_int8", "h_int4")
+MAX_BUDGET = 2**63 - 1
 POLICY_PAGE = "native/CACHE_MODES.md"
-MAX_DEPTH = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +140,8 @@ def _checked_prefix_tokens(options: PlanOptions, positions: int) -> int:
         raise ValueError(f"cannot plan for depth {options.depth}: it must be 1..{MAX_DEPTH}")
     if options.budget_bytes is not None and options.budget_bytes < 1:
         raise ValueError(f"cannot plan for a budget of {options.budget_bytes} bytes: it must be positive")
+    if options.budget_bytes is not None and options.budget_bytes > MAX_BUDGET:
+        raise ValueError(f"cannot plan for a budget of more than {MAX_BUDGET:,} bytes: it must fit 63 bits")
     return tokens
 
 
@@ -195,32 +197,44 @@ def _halved(start: int, least: int) -> Iterable[int]:
 def render(table: PlanTable) -> str:
     """The table for people, in bytes."""
     options, row = table.options, table.chosen
+    owners = [[f"  {owner}", f"{size:,}"] for owner, size in table.owners.items() if size]
+    owners.append(["  total", f"{table.model_bytes:,}"])
+    owners.append(["  sampling", f"{table.logit_rows_bytes:,}", "  on top, from the first sampled token on"])
+    titles = ["  mode", "model", "a token", "a prefix"]
+    if options.budget_bytes is not None:
+        titles.append(f"prefixes in {options.budget_bytes:,}")
     lines = [
         f"{Path(table.path).name}: max_seq_len {options.max_seq_len}, prefill_chunk "
         f"{options.prefill_chunk or 'whole'}, cache mode {options.cache_mode}, depth {options.depth}, "
         f"{options.threads or 'all'} threads",
         "",
         "the model, bytes by owner",
-        *(f"  {owner:<12}{size:>18,}" for owner, size in table.owners.items() if size),
-        f"  {'total':<12}{table.model_bytes:>18,}",
-        f"  {'sampling':<12}{table.logit_rows_bytes:>18,}  on top, from the first sampled token on",
+        *_aligned(owners, (14, 18)),
         "",
         f"cache modes, prefixes of {options.prefix_tokens} tokens at depth {options.depth}",
-        f"  {'mode':<8}{'model':>16}{'a token':>12}{'a prefix':>16}{_budget_title(options)}",
-        *(_mode_line(r, "*" if r is row else " ") for r in table.modes),
+        *_aligned(
+            [titles, *(_mode_cells(r, "*" if r is row else " ") for r in table.modes)], (10, 16, 12, 16, 15)
+        ),
     ]
     notes = [f"warning: {text}" for r in table.modes for text in r.warnings]
     notes += [f"suggestion: {text}" for text in table.suggestions]
     return "\n".join([*lines, *([""] if notes else []), *notes, "", f"which mode to use: {POLICY_PAGE}"])
 
 
-def _budget_title(options: PlanOptions) -> str:
-    return "" if options.budget_bytes is None else f"   prefixes in {options.budget_bytes:,}"
+def _mode_cells(row: ModeRow, mark: str) -> list[str]:
+    cells = [f"{mark} {row.mode}", f"{row.model_bytes:,}", f"{row.token_bytes:,}", f"{row.prefix_bytes:,}"]
+    return cells if row.prefixes is None else [*cells, f"{row.prefixes:,}"]
 
 
-def _mode_line(row: ModeRow, mark: str) -> str:
-    fits = "" if row.prefixes is None else f"{row.prefixes:>15,}"
-    return f"{mark} {row.mode:<8}{row.model_bytes:>16,}{row.token_bytes:>12,}{row.prefix_bytes:>16,}{fits}"
+def _aligned(rows: Sequence[Sequence[str]], least: Sequence[int]) -> Iterable[str]:
+    """Columns of at least these widths, two spaces apart at least, the first to the left, the others to the
+    right. A cell beyond the columns is a remark."""
+    widths = [
+        max([width, *(len(row[i]) + 2 for row in rows if i < len(row))]) for i, width in enumerate(least)
+    ]
+    for first, *others in rows:
+        cells = [f"{cell:>{width}}" for cell, width in zip(others, widths[1:], strict=False)]
+        yield f"{first:<{widths[0]}}" + "".join(cells) + "".join(others[len(cells) :])
 
 
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
@@ -232,4 +246,9 @@ def parse_bytes(text: str) -> int:
     factor = _UNITS.get(text[len(digits) :].upper())
     if factor is None or not digits.isascii() or not digits.isdecimal():
         raise ValueError(f"cannot read {text!r} as bytes: give 8000000, 8MB or 8GiB")
-    return int(digits) * factor
+    # int() itself refuses thousands of digits, and would not say why it matters here.
+    size = int(digits) * factor if len(digits.lstrip("0")) <= len(str(MAX_BUDGET)) else MAX_BUDGET + 1
+    if size > MAX_BUDGET:
+        shown = text if len(text) <= 40 else f"{text[:40]}..."
+        raise ValueError(f"{shown!r} is more than {MAX_BUDGET:,} bytes: give less")
+    return size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -331,6 +332,7 @@ def test_plan_counts_the_model_that_ships_in_text_and_json(
     ("options", "message"),
     [
         (["--budget", "12x"], "'12x' as bytes"),
+        (["--budget", str(2**63)], "more than 9,223,372,036,854,775,807 bytes"),
         (["--max-seq-len", "5000"], "1..2048"),
         (["--prefill-chunk", "4000"], "prefill_chunk=4000"),
         (["--prefix-tokens", "2048"], "1..2047"),
@@ -372,3 +374,49 @@ def test_a_layer_range_needs_both_its_options(
 ) -> None:
     assert run(monkeypatch, "convert", "no-such-folder", "new.tloop", *options) == 2
     assert "--loop-layers" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("layers", "wrong"),
+    [
+        ("-1:3", "'-1' is no layer number"),
+        ("+1:3", "'+1' is no layer number"),
+        ("a:b", "'a' is no layer number"),
+        ("\u0661:\u0663", "'\u0661' is no layer number"),
+        ("1: 3", "' 3' is no layer number"),
+        ("1:2:3", "it has 2 colons"),
+        ("3", "it has 0 colons"),
+        (":3", "no layer number before the colon"),
+        ("1:", "no layer number after the colon"),
+        (f"1:{'9' * 5000}", "after the colon has 5000 digits"),
+    ],
+)
+def test_a_layer_range_that_cannot_be_read_is_explained(
+    layers: str, wrong: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = [f"--loop-layers={layers}", "--loops", "3"]
+    assert run(monkeypatch, "convert", "no-such-folder", "new.tloop", *options) == 2
+    printed = capsys.readouterr().err
+    assert f"--loop-layers {layers!r}: " in printed
+    assert wrong in printed
+    assert "missing" not in printed
+
+
+def test_a_destination_without_a_folder_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    destination = tmp_path / "none" / "new.tloop"
+    assert run(monkeypatch, "convert", str(tmp_path), str(destination)) == 2
+    printed = capsys.readouterr().err
+    assert f"write {destination}: the folder {destination.parent} does not exist" in printed
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("command", ["plan", "inspect"])
+def test_what_would_be_waited_for_is_refused(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    for path, kind in ((tmp_path / "fifo", "a FIFO"), (Path("/dev/zero"), "a device")):
+        assert run(monkeypatch, command, str(path)) == 2
+        assert f"'{path}' is {kind}, not a regular file" in capsys.readouterr().err

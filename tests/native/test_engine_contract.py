@@ -7,6 +7,7 @@ import contextlib
 import gc
 import itertools
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -132,6 +133,58 @@ def test_flipped_header_bytes_with_a_right_checksum_never_crash(path: Path, tmp_
 def test_bad_options_are_load_errors(path: Path, options: dict[str, Any], named: str) -> None:
     with pytest.raises(LoadError, match=named.replace("'", ".")):
         load_model(path, **{"max_seq_len": 64, **options})
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "wanted"),
+    [
+        ("max_seq_len", 2.5, "an integer, not float"),
+        ("max_seq_len", None, "an integer, not NoneType"),
+        ("max_seq_len", "x", "an integer, not str"),
+        ("max_seq_len", float("nan"), "an integer, not float"),
+        ("max_seq_len", True, "an integer, not bool"),
+        ("prefill_chunk", 1.5, "an integer, not float"),
+        ("budget_bytes", 1e8, "an integer, or None for no limit, not float"),
+        ("threads", 1.5, "an integer, or None for all cores, not float"),
+        ("state_seed", 1.5, "an integer, not float"),
+        ("cache_mode", 3, "a string, or None for the default, not int"),
+        ("cache_mode", b"int8", "a string, or None for the default, not bytes"),
+        ("numeric_mode", None, "a string, not NoneType"),
+        ("device", 1, "a string, or None for the default, not int"),
+        ("fp16_cache", False, "a string, or None for the default, not bool"),
+    ],
+)
+def test_options_of_the_wrong_type_are_named(path: Path, option: str, value: object, wanted: str) -> None:
+    message = re.escape(f"{option}={value!r}: it must be {wanted}")
+    with pytest.raises(TypeError, match=message):
+        load_model(path, **{"max_seq_len": 64, option: value})  # type: ignore[arg-type]
+    if option in ("max_seq_len", "prefill_chunk", "cache_mode", "threads"):
+        with pytest.raises(TypeError, match=message):
+            engine.plan(path, **{"max_seq_len": 64, option: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("option", "value"), [("depth", 1.5), ("depth", True), ("prefix_length", None)])
+def test_prefixes_of_the_wrong_type_are_named(path: Path, option: str, value: object) -> None:
+    with pytest.raises(TypeError, match=re.escape(f"{option}={value!r}: it must be an integer")):
+        engine.plan(path, max_seq_len=64, **{option: value})  # type: ignore[arg-type]
+
+
+def test_integers_of_numpy_are_integers(path: Path) -> None:
+    load_model(
+        path,
+        np.int64(64),
+        np.int32(16),
+        budget_bytes=np.int64(10**9),
+        threads=np.int8(1),
+        state_seed=np.uint64(2**64 - 1),
+    ).close()
+    planned = engine.plan(path, np.int64(64), depth=np.int16(2), prefix_length=np.uint32(5))
+    assert planned == engine.plan(path, 64, depth=2, prefix_length=5)
+
+
+def test_text_that_is_no_unicode_is_a_load_error(path: Path) -> None:
+    with pytest.raises(LoadError, match="cache_mode="):
+        load_model(path, cache_mode="\ud800")
 
 
 @pytest.mark.parametrize(

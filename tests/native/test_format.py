@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import struct
 import zlib
 from pathlib import Path
@@ -11,8 +12,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tinyloop.native import LoadError, load_model
+from tinyloop.native import LoadError, load_model, plan
 from tinyloop.native.descriptor import DEFAULTS, KEYS, check_descriptor, expected_tensors, tensor_count
+from tinyloop.native.engine import header_digest
 from tinyloop.native.format import FormatError, read_header, read_tensor, write_model
 from tinyloop.native.layout import align, pack_prefix
 from tinyloop.native.models import default_model_path
@@ -321,3 +323,38 @@ def test_existing_file_is_kept_unless_asked(tmp_path: Path) -> None:
         write_tiny(tmp_path / "m.tloop", "llama", bits=8)
     assert (tmp_path / "m.tloop").read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["m.tloop"]
+
+
+def test_a_destination_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    missing = tmp_path / "none" / "m.tloop"
+    with pytest.raises(
+        FileNotFoundError, match=f"write {missing}: the folder {missing.parent} does not exist"
+    ):
+        write_tiny(missing, "llama", bits=16)
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError, match="file is not a folder"):
+        write_tiny(tmp_path / "file" / "m.tloop", "llama", bits=16)
+    long = tmp_path / f"{'m' * 250}.tloop"
+    with pytest.raises(OSError, match="too long") as caught:
+        write_tiny(long, "llama", bits=16)
+    assert str(long) in str(caught.value)
+    assert ".part" not in str(caught.value)
+
+
+@pytest.mark.timeout(20)
+def test_only_regular_files_are_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    for path, kind in (
+        (tmp_path / "fifo", "a FIFO"),
+        (Path("/dev/zero"), "a device"),
+        (tmp_path, "a folder"),
+    ):
+        for read in (read_header, header_digest):
+            with pytest.raises(FormatError, match=f"'{path}' is {kind}, not a regular file"):
+                read(path)
+        with pytest.raises(LoadError, match="not a regular file"):
+            load_model(path)
+        with pytest.raises(LoadError, match="not a regular file"):
+            plan(path)
+    with pytest.raises(FormatError, match="a FIFO"):
+        header_digest(bytes(tmp_path / "fifo"))

@@ -239,9 +239,22 @@ def test_bytes_of_handles_are_what_the_model_holds_for_them(family: str, mode: s
         assert model.vram_usage_bytes == start
 
 
-@pytest.mark.parametrize(("depth", "prefix_length"), [(-1, 0), (5000, 0), (1, 2**40)])
-def test_what_the_model_cannot_hold_is_not_planned(tmp_path: Path, depth: int, prefix_length: int) -> None:
+@pytest.mark.parametrize(
+    ("depth", "prefix_length", "message"),
+    [
+        (-1, 0, "depth=-1"),
+        (0, 0, "depth=0: it must be 1..4096, or None"),
+        (5000, 0, "depth=5000"),
+        (2**70, 0, f"depth={2**70}"),
+        (1, -1, "prefix_length=-1"),
+        (1, 2**40, "positions"),
+        (1, 2**70, f"prefix_length={2**70}"),
+    ],
+)
+def test_what_the_model_cannot_hold_is_not_planned(
+    tmp_path: Path, depth: int, prefix_length: int, message: str
+) -> None:
     path = tmp_path / "m.tloop"
     write_tiny(path, "ouro", bits=4)
-    with pytest.raises(InvalidInputError, match=r"depth|positions"):
+    with pytest.raises(InvalidInputError, match=re.escape(message)):
         plan(path, max_seq_len=64, depth=depth, prefix_length=prefix_length)

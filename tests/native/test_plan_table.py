@@ -12,7 +12,15 @@ import pytest
 from engine_cases import random_ids, write_calm
 from tinyloop.native import LoadError, Model, OutOfMemoryError, PrefixCache, load_model
 from tinyloop.native.format import FormatError
-from tinyloop.native.plan_table import MODES, POLICY_PAGE, PlanOptions, parse_bytes, plan_table, render
+from tinyloop.native.plan_table import (
+    MODES,
+    POLICY_PAGE,
+    ModeRow,
+    PlanOptions,
+    parse_bytes,
+    plan_table,
+    render,
+)
 
 # The engine warns where a mode loses memory: a tiny model has keys narrower than most real ones.
 pytestmark = pytest.mark.filterwarnings("ignore:cache_mode:UserWarning")
@@ -109,6 +117,28 @@ def test_text_and_json_say_the_same(path: Path) -> None:
     assert (Path(__file__).parents[2] / POLICY_PAGE).is_file()
 
 
+def test_columns_stay_apart_and_in_line_whatever_the_figures(path: Path) -> None:
+    table = plan_table(path, replace(SMALL, budget_bytes=2**63 - 1))
+    most = 2**63 - 1
+    wide = replace(
+        table,
+        owners=dict.fromkeys(table.owners, most),
+        model_bytes=most,
+        modes=tuple(ModeRow(row.mode, most, most, most, most, ()) for row in table.modes),
+    )
+    for shown in (table, wide):
+        lines = render(shown).splitlines()
+        start = next(i for i, line in enumerate(lines) if line.startswith("  mode"))
+        rows = lines[start : start + 1 + len(MODES)]
+        assert len({len(line) for line in rows}) == 1
+        for row, line in zip(shown.modes, rows[1:], strict=True):
+            figures = (row.model_bytes, row.token_bytes, row.prefix_bytes, row.prefixes)
+            assert re.split("  +", line[2:]) == [row.mode, *(f"{figure:,}" for figure in figures)]
+    for owner in table.owners:
+        if table.owners[owner]:
+            assert re.search(rf"^  {owner}  +{most:,}$", render(wide), re.MULTILINE)
+
+
 def test_a_mode_that_loses_memory_is_warned_of(tmp_path: Path) -> None:
     path = write_calm(tmp_path / "m.tloop", "llama", bits=8)  # two K/V heads for four query heads
     table = plan_table(path, SMALL)
@@ -135,6 +165,7 @@ def test_a_mode_that_loses_memory_is_warned_of(tmp_path: Path) -> None:
         ({"prefix_tokens": 0}, ValueError, "prefixes of 0 tokens"),
         ({"prefix_tokens": 256}, ValueError, r"give 1\.\.255"),
         ({"budget_bytes": 0}, ValueError, "budget of 0"),
+        ({"budget_bytes": 2**63}, ValueError, "more than 9,223,372,036,854,775,807 bytes"),
     ],
 )
 def test_unusable_options_are_named(
@@ -152,7 +183,15 @@ def test_another_file_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("8000000", 8_000_000), ("8MB", 8_000_000), ("8GiB", 8 * 2**30), ("3kb", 3000), ("1KiB", 1024)],
+    [
+        ("9223372036854775807", 2**63 - 1),
+        ("0" * 30 + "8", 8),
+        ("8000000", 8_000_000),
+        ("8MB", 8_000_000),
+        ("8GiB", 8 * 2**30),
+        ("3kb", 3000),
+        ("1KiB", 1024),
+    ],
 )
 def test_byte_sizes_are_read(text: str, size: int) -> None:
     assert parse_bytes(text) == size
@@ -162,3 +201,10 @@ def test_byte_sizes_are_read(text: str, size: int) -> None:
 def test_other_byte_sizes_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="as bytes"):
         parse_bytes(text)
+
+
+@pytest.mark.parametrize("text", [str(2**63), "8589934592GiB", "9" * 5000 + "GB"])
+def test_byte_sizes_beyond_63_bits_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is more than 9,223,372,036,854,775,807 bytes") as caught:
+        parse_bytes(text)
+    assert len(str(caught.value)) < 200
