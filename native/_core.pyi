@@ -194,7 +194,9 @@ class Model:
     ) -> None: ...
 
 class PrefixPool:
-    def __init__(self, model: Model, budget_bytes: int | None, evict: Literal["lru", "never"] = "lru") -> None: ...
+    def __init__(
+        self, model: Model, budget_bytes: int | None, evict: Literal["lru", "never"] = "lru"
+    ) -> None: ...
     def create(
         self,
         token_ids: NDArray[np.int32],
