@@ -80,7 +80,7 @@ class Ours:
             raise Unavailable("this build of tinyloop has no Model.generate")
         from tinyloop.native import GenerateRequest
 
-        request = GenerateRequest(prompt, NEW, temperature=0.0, stop_ids=(), logprobs=False)
+        request = GenerateRequest(prompt, NEW, temperature=0.0, stop_ids=())
         # on_token is given the request's index, then the token.
         self.model.generate([request], on_token=lambda _, token, *more: clock.tick(int(token)))
 
