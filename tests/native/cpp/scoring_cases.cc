@@ -42,6 +42,13 @@ std::vector<int32_t> targets_of(int64_t n, const Logits& logits) {
   return targets;
 }
 
+double log_sum_of(const Values& logits) {
+  const double most = *std::max_element(logits.begin(), logits.end());
+  double sum = 0.0;
+  for (const double x : logits) sum += std::exp(x - most);
+  return most + std::log(sum);
+}
+
 Case logits_case(TensorKind kind, int64_t n) {
   const auto head = make_tensor(kind, kVocab, kWidth);
   const auto state = noise_floats(30, kStateRows * kWidth);
@@ -49,10 +56,14 @@ Case logits_case(TensorKind kind, int64_t n) {
   const auto run = [=](Backend& backend, int64_t split) {
     const auto weight = upload(backend, *head, 0, kVocab);
     std::vector<float> out(static_cast<size_t>(n * kVocab));
+    std::vector<double> log_sums(static_cast<size_t>(n));
     in_splits(n, split, [&](int64_t at, int64_t count) {
-      backend.logits(state.data(), rows.data() + at, count, *weight, out.data() + at * kVocab);
+      backend.logits(state.data(), rows.data() + at, count, *weight, out.data() + at * kVocab,
+                     log_sums.data() + at);
     });
-    return Values(out.begin(), out.end());
+    Values values(out.begin(), out.end());
+    values.insert(values.end(), log_sums.begin(), log_sums.end());
+    return values;
   };
   const auto want = [=](bool) {
     const Logits all = logits_of(*head);
@@ -61,6 +72,7 @@ Case logits_case(TensorKind kind, int64_t n) {
       const Values& logits = all[static_cast<size_t>(row)];
       out.insert(out.end(), logits.begin(), logits.end());
     }
+    for (const int32_t row : rows) out.push_back(log_sum_of(all[static_cast<size_t>(row)]));
     return out;
   };
   return {"logits of " + std::to_string(n) + " rows", run, want, kFloatTolerance, kFloatTolerance};
@@ -99,9 +111,7 @@ Case score_case(TensorKind kind, int64_t n, bool with_targets) {
     for (size_t i = 0; i < rows.size(); ++i) {
       const Values& logits = all_logits[static_cast<size_t>(rows[i])];
       const int32_t best = best_of(logits);
-      double sum = 0.0;
-      for (const double x : logits) sum += std::exp(x - logits[static_cast<size_t>(best)]);
-      const double total = logits[static_cast<size_t>(best)] + std::log(sum);
+      const double total = log_sum_of(logits);
       all.push_back(with_targets ? logits[static_cast<size_t>(targets[i])] - total : 0.0);
       all.push_back(with_targets && targets[i] == best ? 1.0 : 0.0);
       all.push_back(best);
