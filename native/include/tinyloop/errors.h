@@ -55,4 +55,11 @@ class InvalidInputError : public Error {
   using Error::Error;
 };
 
+// The GPU or its driver failed. After some failures (the driver calls them sticky) no call of this
+// process succeeds on that device any more.
+class DeviceError : public Error {
+ public:
+  using Error::Error;
+};
+
 }  // namespace tinyloop
