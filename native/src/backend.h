@@ -1,5 +1,8 @@
 // The operations of the forward pass. One interface; src/cpu implements it (and defines the
-// numerics), src/cuda is to implement the same. Pointers are to the backend's own memory.
+// numerics), src/cuda the same on a GPU. Activations, states, weights, caches and their places are
+// in the backend's own memory; what a call names "host" (ids, positions, rows, scores) is in the
+// process's, is read before the call returns, and is written when it returns. Operations take
+// effect in the order of the calls, and may still run when a call without host results returns.
 //
 // Activations are FP16, or FP32 in the test-only numeric mode; states (`main` and its like) are
 // always FP32. Rows are tokens. Every operation gives a row the same bits whatever rows stand
@@ -54,7 +57,7 @@ struct HeadPrep {
   bool adjacent_pairs = false;
 };
 
-struct HeadScores {                // each may be null
+struct HeadScores {                // host; each may be null
   float* logprobs = nullptr;       // log p(target)
   uint8_t* greedy = nullptr;       // whether the target is the argmax (the lowest id on ties)
   int32_t* best = nullptr;         // the argmax; -1 where no logit is a number
@@ -63,9 +66,31 @@ struct HeadScores {                // each may be null
 
 // Sizes that decide the backend's workspace.
 struct WorkspaceShape {
-  int64_t max_inputs = 0;  // of any product
+  int64_t max_inputs = 0;   // of any product
+  int64_t max_outputs = 0;  // of any product but the head's
   int64_t vocab_size = 0;
+  int64_t hidden_size = 0;
+  int64_t n_q_heads = 0;
+  int64_t n_kv_heads = 0;
   int64_t head_dim = 0;
+  int64_t rows = 0;          // of a pass
+  int64_t scratch_rows = 0;  // of a chunk
+};
+
+// How often a weight is used by a deep request: what the FP16 cache of a backend goes by.
+enum class WeightUse { kOnce, kLoop };
+
+// Rows of a pass that go through a layer together: what they attend to and where they are kept.
+struct ChunkWork {
+  std::vector<AttentionChunk> attention;
+  std::vector<KvRun> kv;
+  std::vector<HiddenRun> hidden;
+};
+
+// The same in the form that the backend reads. It must not outlive what `work` points to.
+class ChunkPlan {
+ public:
+  virtual ~ChunkPlan() = default;
 };
 
 class Backend {
@@ -76,16 +101,33 @@ class Backend {
   virtual std::string identity() const = 0;
   virtual size_t activation_bytes() const = 0;
 
+  // Opens the device. Before it only identity(), activation_bytes() and the sizes may be asked for.
+  // Throws LoadError.
+  virtual void start() {}
+  // Called in the thread that is about to call operations, before the first.
+  virtual void enter() {}
+  // Where its blocks come from, and what their sizes are rounded up to.
+  virtual std::shared_ptr<MemorySource> memory() const { return host_memory(); }
+  virtual size_t alignment() const { return kHostAlignment; }
+  // Whether its memory is the process's own: then host arrays count as its memory too.
+  virtual bool is_host() const { return true; }
+
+  // Host to the backend, back, and within. Ranges do not overlap.
+  virtual void write(void* to, const void* host, size_t bytes) = 0;
+  virtual void read(void* host, const void* from, size_t bytes) = 0;
+  virtual void copy(void* to, const void* from, size_t bytes) = 0;
+  virtual void fill_zero(void* to, size_t bytes) = 0;
+
   // Outputs [begin, end) of a tensor as a weight of its own.
   virtual std::unique_ptr<Weight> upload(const TensorEntry& tensor, int64_t begin, int64_t end,
-                                         Account& account) = 0;
+                                         WeightUse use, Account& account) = 0;
   // What upload() would allocate, in the order in which it does, before rounding.
   virtual std::vector<size_t> upload_bytes(TensorKind kind, int64_t outputs, int64_t inputs,
-                                           int64_t group) const = 0;
+                                           int64_t group, WeightUse use) const = 0;
   virtual void allocate_workspace(const WorkspaceShape& shape, Account& account) = 0;
   virtual std::vector<size_t> workspace_bytes(const WorkspaceShape& shape) const = 0;
 
-  // state[r] = row ids[r] of the weight, times scale (exactly unchanged when scale is 1)
+  // state[r] = row ids[r] of the weight, times scale (exactly unchanged when scale is 1); ids: host
   virtual void embed(const Weight& weight, const int32_t* ids, int64_t rows, float scale,
                      float* state) = 0;
   // out = weight * round(norm(state))
@@ -102,50 +144,63 @@ class Backend {
   // state += norm(branch)
   virtual void norm_add(Rows branch, const NormSpec& norm, int64_t rows, int64_t width,
                         float* state) = 0;
-  // Row r of a matrix becomes what row from[r] was, for r in [0, rows); `from` is a permutation.
+  // Row r of a matrix becomes what row from[r] was, for r in [0, rows); `from` is a permutation,
+  // host. At most max(rows of a pass) rows of hidden_size floats.
   virtual void permute(void* data, int64_t row_bytes, int64_t rows, const int32_t* from) = 0;
   // state += other
   virtual void add(float* state, const float* other, int64_t rows, int64_t width) = 0;
-  // state = embed_std * a normal cut at three deviations, of (seed, position, channel)
+  // state[r] = row, for every r
+  virtual void broadcast(float* state, const float* row, int64_t rows, int64_t width) = 0;
+  // state = embed_std * a normal cut at three deviations, of (seed, position, channel); positions:
+  // host
   virtual void init_normal(float* state, const int32_t* positions, int64_t rows, int64_t width,
                            float std, uint64_t seed) = 0;
 
-  // out = round(norm(state)); each run's `to` gets its stored form (nothing is kept where to.codes
-  // is null); read_back = what a later read of that form gives, also where nothing is kept.
-  // read_back is not written when the format is kActivations: there it equals out. Runs cover the
-  // rows in order.
+  // The plans of a pass live together; the next pass begins when all of them are gone.
+  virtual std::unique_ptr<ChunkPlan> plan_chunk(ChunkWork work) = 0;
+
+  // out = round(norm(state)); each hidden run's `to` gets its stored form (nothing is kept where
+  // to.codes is null); read_back = what a later read of that form gives, also where nothing is
+  // kept. read_back is not written when the format is kActivations: there it equals out. Runs cover
+  // the rows in order.
   virtual void norm_store(const float* state, const NormSpec& norm, int64_t rows, int64_t width,
-                          const std::vector<HiddenRun>& runs, int64_t plane, Rows out,
-                          Rows read_back) = 0;
+                          const ChunkPlan& plan, int64_t plane, Rows out, Rows read_back) = 0;
   // Tokens [token, token + rows) of a stored plane as activations.
   virtual void load_hidden(const HiddenSegment& from, int64_t plane, int64_t token, int64_t rows,
                            int64_t width, Rows out) = 0;
 
+  // Of each row its position's rotation: float32 [rows, head_dim], cosines then sines, of the
+  // angles position * inv_freq[i], which are taken in double. positions: host; inv_freq: float32
+  // [head_dim / 2].
+  virtual void rope(const float* inv_freq, int64_t head_dim, const int32_t* positions, int64_t rows,
+                    float* out) = 0;
   // Bias, norm and rotation of the heads in place. rows hold q, k, v heads (q absent when n_q_heads
   // is 0). rope: float32 [rows, head_dim], cosines then sines.
   virtual void prepare_heads(Rows qkv, const float* rope, int64_t rows, const HeadShape& shape,
                              const HeadPrep& prep) = 0;
-  // k and v of the rows (which follow shape.n_q_heads heads of q) to where the runs say.
-  virtual void store_kv(Rows qkv, const HeadShape& shape, const std::vector<KvRun>& runs,
-                        int64_t plane) = 0;
+  // k and v of the rows (which follow shape.n_q_heads heads of q) to where the plan's runs say, or
+  // one run.
+  virtual void store_kv(Rows qkv, const HeadShape& shape, const ChunkPlan& plan, int64_t plane) = 0;
+  virtual void store_kv(Rows qkv, const HeadShape& shape, const KvRun& run, int64_t plane) = 0;
   // out = softmax(q k / sqrt(head_dim)) v over what each row may see, per head.
-  virtual void attention(const std::vector<AttentionChunk>& chunks, const HeadShape& shape,
-                         int64_t plane, Rows queries, Rows out) = 0;
+  virtual void attention(const ChunkPlan& plan, const HeadShape& shape, int64_t plane, Rows queries,
+                         Rows out) = 0;
   // out *= sigmoid(gate)
   virtual void gate_mul(Rows gate, int64_t rows, int64_t width, Rows out) = 0;
   // out = silu(gate) * up; gate_up rows are gate then up, width each
   virtual void silu_mul(Rows gate_up, int64_t rows, int64_t width, Rows out) = 0;
 
   // For i in [0, n): the head at state row rows[i]. targets may be null when only best is asked.
+  // Both host.
   virtual void score_head(const float* state, const int32_t* rows, const int32_t* targets,
                           int64_t n, const Weight& head, const HeadScores& out) = 0;
   // float32 logits [n, vocab] of state rows rows[i], and the log of each row's sum of exponentials:
-  // logit - log_sum, rounded to float32, is what score_head() gives.
+  // logit - log_sum, rounded to float32, is what score_head() gives. rows, out, log_sums: host.
   virtual void logits(const float* state, const int32_t* rows, int64_t n, const Weight& head,
                       float* out, double* log_sums) = 0;
-  // out[i] = sigmoid(weight . state row rows[i] + bias), float32 throughout
+  // out[i] = sigmoid(weight . state row rows[i] + *bias), float32 throughout; rows, out: host
   virtual void exit_gate(const float* state, const int32_t* rows, int64_t n, int64_t width,
-                         const float* weight, float bias, float* out) = 0;
+                         const float* weight, const float* bias, float* out) = 0;
 
   // Rows of one attention work item, so that a pass can cut its chunks.
   virtual int64_t attention_rows(const HeadShape& shape) const = 0;

@@ -46,8 +46,8 @@ std::vector<Entry> entries(const BufferShape& s) {
       {{Owner::kRequest, "keys and values of a pass", cache_bytes(hot(s.cache), {0, s.rows, 0, 1})},
        &BufferPool::pass_kv},
       {{Owner::kTables, "rope", times(s.rows, d.head_dim, 4)}, &BufferPool::rope},
-      {{Owner::kTables, "row ids", times(s.rows, kRowIds)}, &BufferPool::row_ids},
-      {{Owner::kTables, "row scores", times(s.rows, kRowScores)}, &BufferPool::row_scores},
+      {{Owner::kTables, "row ids", times(s.rows, kRowIds), true}, &BufferPool::row_ids},
+      {{Owner::kTables, "row scores", times(s.rows, kRowScores), true}, &BufferPool::row_scores},
   };
   if (s.states > 1) {
     list.push_back(
@@ -74,13 +74,14 @@ std::vector<BufferSize> buffer_sizes(const BufferShape& shape) {
   return sizes;
 }
 
-BufferPool allocate_buffers(const BufferShape& shape, Account& account) {
+BufferPool allocate_buffers(const BufferShape& shape, Account& account, Account& host) {
   BufferPool pool;
   pool.scratch_rows = shape.scratch_rows;
   pool.scratch1_width = scratch1_width(*shape.descriptor);
   pool.attn_down_width = attn_down_width(*shape.descriptor);
   for (const Entry& entry : entries(shape)) {
-    pool.*entry.to = account.allocate(entry.size.bytes, entry.size.owner, entry.size.name);
+    Account& from = entry.size.host ? host : account;
+    pool.*entry.to = from.allocate(entry.size.bytes, entry.size.owner, entry.size.name);
   }
   if (pool.rebuild) pool.rebuild_rows = shape.rows;
   return pool;
@@ -96,11 +97,17 @@ void allocate_rebuild(const BufferShape& shape, int64_t rows, Account& account, 
   pool.rebuild_rows = rows;
 }
 
-WorkspaceShape workspace_shape(const Descriptor& d) {
+WorkspaceShape workspace_shape(const Descriptor& d, const LoadOptions& o) {
   WorkspaceShape shape;
   shape.max_inputs = std::max({d.hidden_size, d.q_width(), d.ffn_size});
   if (d.inject == Inject::kLinear) shape.max_inputs = std::max(shape.max_inputs, 2 * d.hidden_size);
+  shape.max_outputs = std::max({d.attn_width(), 2 * d.ffn_size, d.hidden_size});
   shape.vocab_size = d.vocab_size;
+  shape.hidden_size = d.hidden_size;
+  shape.n_q_heads = d.n_q_heads;
+  shape.n_kv_heads = d.n_kv_heads;
+  shape.rows = o.max_seq_len;
+  shape.scratch_rows = o.prefill_chunk > 0 ? o.prefill_chunk : o.max_seq_len;
   shape.head_dim = d.head_dim;
   return shape;
 }

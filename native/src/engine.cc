@@ -17,16 +17,24 @@ std::shared_ptr<Engine> Engine::load(const std::string& path, const LoadOptions&
     engine->cache = setup->cache;
     engine->metadata = setup->file.metadata;
     engine->owner_process_ = ::getpid();
-    engine->account = std::make_shared<Account>(engine->options.budget_bytes);
     engine->backend = std::move(setup->backend);
+  });
+  in_phase("device", path, [&] {
+    engine->backend->start();
+    engine->account =
+        std::make_shared<Account>(engine->options.budget_bytes, engine->backend->memory());
+    engine->host_account =
+        engine->backend->is_host() ? engine->account : std::make_shared<Account>(0);
   });
   in_phase("weights", path, [&] {
     load_weights(setup->file, stores_hidden(engine->cache.mode), *engine->backend, *engine->account,
                  engine->weights);
   });
   in_phase("buffers", path, [&] {
-    engine->buffers = allocate_buffers(engine->buffer_shape(), *engine->account);
-    engine->backend->allocate_workspace(workspace_shape(engine->descriptor), *engine->account);
+    engine->buffers =
+        allocate_buffers(engine->buffer_shape(), *engine->account, *engine->host_account);
+    engine->backend->allocate_workspace(workspace_shape(engine->descriptor, engine->options),
+                                        *engine->account);
   });
   return engine;
 }
@@ -63,6 +71,7 @@ ForwardGuard::ForwardGuard(Engine& engine) : engine_(engine) {
         "model "
         "for each worker");
   }
+  engine.backend->enter();
 }
 
 }  // namespace tinyloop

@@ -41,9 +41,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Descriptor descriptor;
   Schedule schedule;
   std::map<std::string, std::string> metadata;
-  LoadOptions options;  // resolved: no empty strings
-  CacheShape cache;     // how handles and requests store tokens
-  std::shared_ptr<Account> account;
+  LoadOptions options;                    // resolved: no empty strings
+  CacheShape cache;                       // how handles and requests store tokens
+  std::shared_ptr<Account> account;       // the backend's memory
+  std::shared_ptr<Account> host_account;  // what the engine itself reads; may be the same
   std::unique_ptr<Backend> backend;
   Weights weights;
   BufferPool buffers;

@@ -325,10 +325,11 @@ class GenerateCall {
     const int64_t row = r.sequence->position() - kv.begin;
     const size_t element = kv.format == KvFormat::kInt8 ? 1 : engine_.backend->activation_bytes();
     const size_t bytes = static_cast<size_t>(engine_.descriptor.kv_width()) * element;
-    const auto copy = [](auto* memory, size_t stride, int64_t from, int64_t to, size_t offset,
-                         size_t count) {
-      std::copy_n(memory + static_cast<size_t>(from) * stride + offset, count,
-                  memory + static_cast<size_t>(to) * stride + offset);
+    const auto copy = [&](auto* memory, size_t stride, int64_t from, int64_t to, size_t offset,
+                          size_t count) {
+      engine_.backend->copy(memory + static_cast<size_t>(to) * stride + offset,
+                            memory + static_cast<size_t>(from) * stride + offset,
+                            count * sizeof(*memory));
     };
     const int64_t first = schedule.planes(loops - 1);
     for (int64_t to = schedule.planes(loops); to < schedule.planes(items_[r.sequence->item].depth);

@@ -31,13 +31,13 @@ void HeadRows::gates(const Pass& pass) {
     throw InvalidInputError("cannot read the exit gate: the model has none");
   }
   engine_.backend->exit_gate(pass.main(), rows(), n_, engine_.descriptor.hidden_size,
-                             w.exit_gate_weight.data(), *w.exit_gate_bias.data(), scores(2));
+                             w.exit_gate_weight.data(), w.exit_gate_bias.data(), scores(2));
 }
 
 void HeadRows::need_logits() {
   Block& block = engine_.buffers.logit_rows;
   if (block) return;
-  block = engine_.account->allocate(
+  block = engine_.host_account->allocate(
       static_cast<size_t>(kLogitRows * engine_.descriptor.vocab_size) * sizeof(float),
       Owner::kLogitRow, "logit rows");
 }

@@ -8,7 +8,20 @@
 namespace tinyloop {
 
 namespace {
-constexpr size_t kAlignment = 64;  // one cache line and one 512-bit vector
+
+class HostMemory : public MemorySource {
+ public:
+  void* allocate(size_t bytes) override { return std::aligned_alloc(kHostAlignment, bytes); }
+  void release(void* data, size_t /*bytes*/) noexcept override { std::free(data); }
+  size_t alignment() const override { return kHostAlignment; }
+  std::string refusal() const override { return "the system refused, free memory on this machine"; }
+};
+
+}  // namespace
+
+std::shared_ptr<MemorySource> host_memory() {
+  static const auto source = std::make_shared<HostMemory>();
+  return source;
 }
 
 const char* owner_name(Owner owner) {
@@ -31,33 +44,29 @@ Block& Block::operator=(Block&& other) noexcept {
 
 void Block::reset() noexcept {
   if (data_ == nullptr) return;
-  std::free(data_);
-  account_->release(bytes_, owner_);
+  account_->release(data_, bytes_, owner_);
   data_ = nullptr;
   bytes_ = 0;
   account_.reset();
 }
 
-size_t accounted_bytes(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
-
 Block Account::allocate(size_t bytes, Owner owner, const char* what) {
   if (bytes > std::numeric_limits<size_t>::max() / 2) {
     throw OutOfMemoryError(std::string("cannot allocate ") + what + ": its size passes 64 bits");
   }
-  const size_t rounded = accounted_bytes(bytes);
+  const size_t rounded = accounted_bytes(bytes, alignment());
   Block block;
   std::lock_guard<std::mutex> lock(mutex_);
   const bool injected = fail_in_ > 0 && --fail_in_ == 0;
   const bool over_budget = budget_ != 0 && (rounded > budget_ || total_ > budget_ - rounded);
-  void* data =
-      injected || over_budget || rounded == 0 ? nullptr : std::aligned_alloc(kAlignment, rounded);
+  void* data = injected || over_budget || rounded == 0 ? nullptr : source_->allocate(rounded);
   if (data == nullptr && rounded != 0) {
     const std::string limit = budget_ ? std::to_string(budget_) + " bytes" : "unlimited";
     throw OutOfMemoryError(std::string("cannot allocate ") + std::to_string(rounded) +
                            " bytes for " + what + ": " + std::to_string(total_) +
                            " bytes are live, the budget is " + limit +
-                           (over_budget ? "; raise budget_bytes or lower max_seq_len"
-                                        : "; the system refused, free memory on this machine"));
+                           (over_budget ? std::string("; raise budget_bytes or lower max_seq_len")
+                                        : "; " + source_->refusal()));
   }
   block.account_ = shared_from_this();
   block.data_ = data;
@@ -68,7 +77,8 @@ Block Account::allocate(size_t bytes, Owner owner, const char* what) {
   return block;
 }
 
-void Account::release(size_t bytes, Owner owner) noexcept {
+void Account::release(void* data, size_t bytes, Owner owner) noexcept {
+  source_->release(data, bytes);
   std::lock_guard<std::mutex> lock(mutex_);
   total_ -= bytes;
   live_[static_cast<size_t>(owner)] -= bytes;

@@ -11,6 +11,8 @@
 #include <string>
 #include <utility>
 
+#include "memory_source.h"
+
 namespace tinyloop {
 
 // Who holds a block; the keys of memory_report().
@@ -31,10 +33,13 @@ const char* owner_name(Owner owner);
 
 class Account;
 
-// What one allocation costs: its size rounded up to a cache line of 64 bytes.
-size_t accounted_bytes(size_t bytes);
+// What one allocation costs: its size rounded up to the alignment of where it comes from.
+inline size_t accounted_bytes(size_t bytes, size_t alignment) {
+  return (bytes + alignment - 1) / alignment * alignment;
+}
 
-// One owned, 64-byte aligned block. Movable; gives its bytes back to its account when destroyed.
+// One owned block, aligned as its source says. Movable; gives its bytes back to its account when
+// destroyed.
 class Block {
  public:
   Block() = default;
@@ -64,14 +69,17 @@ class Block {
 // Thread: any; a handle may be freed while another call runs.
 class Account : public std::enable_shared_from_this<Account> {
  public:
-  explicit Account(size_t budget_bytes) : budget_(budget_bytes) {}
+  explicit Account(size_t budget_bytes, std::shared_ptr<MemorySource> source = host_memory())
+      : source_(std::move(source)), budget_(budget_bytes) {}
 
-  // Bytes are rounded up to 64, and the rounded size is what counts. `what` names the buffer in the
-  // error. The content is not initialised. Throws OutOfMemoryError and changes nothing.
+  // Bytes are rounded up to alignment(), and the rounded size is what counts. `what` names the
+  // buffer in the error. The content is not initialised. Throws OutOfMemoryError and changes
+  // nothing.
   Block allocate(size_t bytes, Owner owner, const char* what);
 
   size_t live_bytes() const;
   size_t budget_bytes() const { return budget_; }
+  size_t alignment() const { return source_->alignment(); }
   std::map<std::string, size_t> report() const;
 
   // Tests: the n-th allocation from now on fails (1: the next); 0 switches this off.
@@ -79,8 +87,9 @@ class Account : public std::enable_shared_from_this<Account> {
 
  private:
   friend class Block;
-  void release(size_t bytes, Owner owner) noexcept;
+  void release(void* data, size_t bytes, Owner owner) noexcept;
 
+  const std::shared_ptr<MemorySource> source_;
   mutable std::mutex mutex_;
   std::array<size_t, kOwnerCount> live_{};
   size_t total_ = 0;

@@ -9,6 +9,10 @@
 
 namespace tinyloop {
 
+namespace {
+size_t float_bytes(int64_t values) { return static_cast<size_t>(values) * sizeof(float); }
+}  // namespace
+
 Pass::Pass(Engine& engine, std::vector<PassSequence> sequences, int first_loop)
     : engine_(engine),
       d_(engine.descriptor),
@@ -23,7 +27,6 @@ Pass::Pass(Engine& engine, std::vector<PassSequence> sequences, int first_loop)
   std::iota(order_.begin(), order_.end(), size_t{0});
   place_rows();
   place_befores();
-  active_rows_ = rows_;
   if (first_loop > 0) {
     load_states();
   } else {
@@ -72,8 +75,10 @@ void Pass::retire(const std::vector<size_t>& retired) {
   for (int index = 0; index < engine_.schedule.states; ++index) {
     backend_.permute(state(index, 0), d_.hidden_size * 4, active_rows_, from.data());
   }
-  backend_.permute(engine_.buffers.rope.as<float>(), d_.head_dim * 4, active_rows_, from.data());
-  backend_.permute(positions(), 4, active_rows_, from.data());
+  std::vector<int32_t> moved(from.size());
+  for (size_t r = 0; r < from.size(); ++r) moved[r] = positions()[from[r]];
+  std::copy(moved.begin(), moved.end(), positions());
+  place_rope();
   active_rows_ = still;
   chunks_.clear();
 }
@@ -81,7 +86,7 @@ void Pass::retire(const std::vector<size_t>& retired) {
 void Pass::save(size_t sequence, StateRows to) const {
   const int64_t values = sequences_[sequence].rows * d_.hidden_size;
   for (int index = 0; index < engine_.schedule.states; ++index) {
-    std::copy_n(state(index, first_row_[sequence]), values, to + index * values);
+    backend_.copy(to + index * values, state(index, first_row_[sequence]), float_bytes(values));
   }
 }
 
@@ -89,7 +94,8 @@ void Pass::load_states() {
   for (size_t s = 0; s < sequences_.size(); ++s) {
     const int64_t values = sequences_[s].rows * d_.hidden_size;
     for (int index = 0; index < engine_.schedule.states; ++index) {
-      std::copy_n(sequences_[s].resume + index * values, values, state(index, first_row_[s]));
+      backend_.copy(state(index, first_row_[s]), sequences_[s].resume + index * values,
+                    float_bytes(values));
     }
   }
 }
@@ -113,11 +119,16 @@ void Pass::place_rows() {
     check_copied(rows_, sequence.rows);
     std::iota(positions() + rows_, positions() + rows_ + sequence.rows,
               static_cast<int32_t>(sequence.position));
-    place_rope(engine_, sequence.position, sequence.rows,
-               engine_.buffers.rope.as<float>() + rows_ * d_.head_dim);
     rows_ += sequence.rows;
     two_sweeps_ = two_sweeps_ || sequence.open_end > 0;
   }
+  active_rows_ = rows_;
+  place_rope();
+}
+
+void Pass::place_rope() {
+  backend_.rope(engine_.weights.inv_freq.data(), d_.head_dim, positions(), active_rows_,
+                engine_.buffers.rope.as<float>());
 }
 
 // The ids were checked when the call began, but they are the caller's: another thread may have
@@ -149,7 +160,8 @@ void Pass::place_befores() {
   for (auto& [view, before] : befores_) {
     if (view == nullptr || view->hidden.empty()) continue;
     const BufferPool& b = engine_.buffers;
-    place_rope(engine_, 0, view->length, b.rebuild_rope.as<float>() + before.hot_row * d_.head_dim);
+    place_rebuild_rope(engine_, view->length,
+                       b.rebuild_rope.as<float>() + before.hot_row * d_.head_dim);
     CacheShape hot = engine_.cache;
     hot.mode = CacheMode::kFp16;
     KvSegment all = cache_places(hot, {0, b.rebuild_rows, 0, 1}, b.rebuild.as<uint8_t>()).kv;
@@ -176,14 +188,16 @@ void Pass::cut_chunks() {
   chunks_.clear();
   const int64_t scratch = engine_.buffers.scratch_rows;
   for (int64_t begin = 0; begin < active_rows_; begin += scratch) {
-    chunks_.push_back({begin, std::min(active_rows_, begin + scratch), {}, {}, {}});
+    chunks_.push_back({begin, std::min(active_rows_, begin + scratch), nullptr});
   }
   for (RowChunk& chunk : chunks_) {
+    ChunkWork work;
     for (const size_t s : order_) {
       if (first_row_[s] < chunk.end && first_row_[s] + sequences_[s].rows > chunk.begin) {
-        add_rows(chunk, s);
+        add_rows(chunk, s, work);
       }
     }
+    chunk.plan = backend_.plan_chunk(std::move(work));
   }
 }
 
@@ -228,7 +242,7 @@ HiddenRun Pass::hidden_run(size_t s, int64_t first, int64_t rows, int64_t chunk_
 // A sequence's rows of a chunk: where they are stored, and the attention work items they go to, of
 // at most the backend's rows each. Neighbours on one `before` share an item only if it has a whole
 // tile to share.
-void Pass::add_rows(RowChunk& chunk, size_t s) {
+void Pass::add_rows(const RowChunk& chunk, size_t s, ChunkWork& work) {
   const PassSequence& sequence = sequences_[s];
   const KvSegment own = own_segment(s);
   const Before& before = befores_.at(sequence.before);
@@ -236,15 +250,15 @@ void Pass::add_rows(RowChunk& chunk, size_t s) {
   const int64_t end = std::min(first_row_[s] + sequence.rows, chunk.end);
   int64_t at = std::max(first_row_[s], chunk.begin);
   const int64_t first_position = sequence.position + at - first_row_[s];
-  chunk.kv.push_back({at - chunk.begin, end - at, first_position, own});
-  if (hidden_) chunk.hidden.push_back(hidden_run(s, at, end - at, chunk.begin));
+  work.kv.push_back({at - chunk.begin, end - at, first_position, own});
+  if (hidden_) work.hidden.push_back(hidden_run(s, at, end - at, chunk.begin));
   while (at < end) {
-    const bool joins = !chunk.attention.empty() &&
-                       chunk.attention.back().prefix == &before.segments &&
-                       chunk.attention.back().prefix_length == own.begin && own.begin >= kKeyTile &&
-                       chunk.attention.back().rows < limit;
-    if (!joins) chunk.attention.push_back({&before.segments, own.begin, {}, 0});
-    AttentionChunk& item = chunk.attention.back();
+    const bool joins = !work.attention.empty() &&
+                       work.attention.back().prefix == &before.segments &&
+                       work.attention.back().prefix_length == own.begin && own.begin >= kKeyTile &&
+                       work.attention.back().rows < limit;
+    if (!joins) work.attention.push_back({&before.segments, own.begin, {}, 0});
+    AttentionChunk& item = work.attention.back();
     const int64_t position = sequence.position + at - first_row_[s];
     const bool open = position < sequence.open_end;
     int64_t rows = std::min(end - at, limit - item.rows);
@@ -277,21 +291,18 @@ void Pass::run_step(const Step& step, int64_t plane) {
     case Step::Kind::kAdd:
       return backend_.add(to, state(step.other, 0), active_rows_, d_.hidden_size);
     case Step::Kind::kCopy:
-      std::copy_n(state(step.other, 0), values, to);
+      backend_.copy(to, state(step.other, 0), float_bytes(values));
       return;
     case Step::Kind::kInit:
       if (d_.state_init == StateInit::kZero) {
-        std::fill_n(to, values, 0.0f);
+        backend_.fill_zero(to, float_bytes(values));
       } else {
         backend_.init_normal(to, positions(), active_rows_, d_.hidden_size,
                              static_cast<float>(d_.state_std), engine_.options.state_seed);
       }
       return;
     case Step::Kind::kLowInit:
-      for (int64_t row = 0; row < active_rows_; ++row) {
-        std::copy_n(engine_.weights.low_init.data(), d_.hidden_size, state(step.state, row));
-      }
-      return;
+      return backend_.broadcast(to, engine_.weights.low_init.data(), active_rows_, d_.hidden_size);
   }
 }
 
@@ -326,7 +337,7 @@ void Pass::project(const Layer& layer, const RowChunk& chunk, int index, int64_t
   }
   backend_.prepare_heads(out, engine_.buffers.rope.as<float>() + chunk.begin * d_.head_dim, rows,
                          shape_, head_prep(engine_, layer, true));
-  if (store) backend_.store_kv(out, shape_, chunk.kv, plane);
+  if (store) backend_.store_kv(out, shape_, *chunk.plan, plane);
 }
 
 // The hidden modes: q and the gate read the layer's input, k and v what a reader of the store
@@ -337,7 +348,7 @@ void Pass::project_hidden(const Layer& layer, const RowChunk& chunk, int index, 
   const Rows input = norm_rows();
   const Rows back = attn_down(d_.hidden_size);
   backend_.norm_store(state(index, chunk.begin), norm_spec(layer.norm_attn_in, d_.norm_in()), rows,
-                      d_.hidden_size, chunk.hidden, plane, input, back);
+                      d_.hidden_size, *chunk.plan, plane, input, back);
   const bool exact = hidden_format(engine_.cache.mode) == HiddenFormat::kActivations;
   backend_.linear(input, rows, *layer.attention.q, out);
   backend_.linear(exact ? input : back, rows, *layer.attention.kv, columns(out, d_.q_width()));
@@ -360,7 +371,7 @@ void Pass::attend(const Layer& layer, const RowChunk& chunk, int index, int64_t 
   const int64_t rows = chunk.end - chunk.begin;
   const Rows qkv = scratch1(d_.attn_width());
   const Rows out = attn_down(d_.q_width());
-  backend_.attention(chunk.attention, shape_, plane, qkv, out);
+  backend_.attention(*chunk.plan, shape_, plane, qkv, out);
   if (d_.attn_gate) backend_.gate_mul(columns(qkv, d_.qkv_width()), rows, d_.q_width(), out);
   branch(out, rows, *layer.o, layer.norm_attn_out, state(index, chunk.begin));
 }

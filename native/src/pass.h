@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <list>
 #include <map>
+#include <memory>
 #include <vector>
 
 #include "cache.h"
@@ -58,9 +59,7 @@ class Pass {
  private:
   struct RowChunk {
     int64_t begin = 0, end = 0;
-    std::vector<AttentionChunk> attention;
-    std::vector<KvRun> kv;
-    std::vector<HiddenRun> hidden;
+    std::unique_ptr<ChunkPlan> plan;
   };
   // A distinct `before`, as attention reads it.
   struct Before {
@@ -88,7 +87,8 @@ class Pass {
   void cut_chunks();
   KvSegment own_segment(size_t sequence) const;
   HiddenRun hidden_run(size_t sequence, int64_t first, int64_t rows, int64_t chunk_begin) const;
-  void add_rows(RowChunk& chunk, size_t sequence);
+  void add_rows(const RowChunk& chunk, size_t sequence, ChunkWork& work);
+  void place_rope();
   void load_states();
   void run(const std::vector<Step>& steps, int64_t loop);
   void run_step(const Step& step, int64_t plane);

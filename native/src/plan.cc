@@ -52,6 +52,7 @@ MemoryPlan plan_memory(const std::string& path, const LoadOptions& options, int 
   }
   const Descriptor& d = setup.descriptor;
   const CacheShape& cache = setup.cache;
+  const size_t alignment = setup.backend->alignment();
   MemoryPlan plan;
   for (size_t i = 0; i < kOwnerCount; ++i) plan.owners[owner_name(static_cast<Owner>(i))] = 0;
   const auto add = [&](Owner owner, size_t bytes) { plan.owners[owner_name(owner)] += bytes; };
@@ -59,13 +60,17 @@ MemoryPlan plan_memory(const std::string& path, const LoadOptions& options, int 
   const BufferShape shape =
       buffer_shape(d, setup.options, cache.mode, setup.backend->activation_bytes());
   for (const BufferSize& buffer : buffer_sizes(shape)) {
-    add(buffer.owner, accounted_bytes(buffer.bytes));
+    if (buffer.host && !setup.backend->is_host()) continue;
+    add(buffer.owner, accounted_bytes(buffer.bytes, alignment));
   }
-  for (const size_t bytes : setup.backend->workspace_bytes(workspace_shape(d))) {
-    add(Owner::kWorkspace, accounted_bytes(bytes));
+  for (const size_t bytes : setup.backend->workspace_bytes(workspace_shape(d, setup.options))) {
+    add(Owner::kWorkspace, accounted_bytes(bytes, alignment));
   }
   for (const auto& [owner, bytes] : plan.owners) plan.total += bytes;
-  plan.logit_rows = accounted_bytes(static_cast<size_t>(kLogitRows * d.vocab_size) * sizeof(float));
+  if (setup.backend->is_host()) {
+    plan.logit_rows =
+        accounted_bytes(static_cast<size_t>(kLogitRows * d.vocab_size) * sizeof(float), alignment);
+  }
 
   const Schedule schedule = make_schedule(d);
   const int64_t planes = schedule.planes(depth > 0 ? depth : d.loops);
@@ -74,9 +79,10 @@ MemoryPlan plan_memory(const std::string& path, const LoadOptions& options, int 
       static_cast<size_t>(planes) * (cache_bytes(cache, {1024, 1024 + 64, 0, 1}) / 64);
   if (tokens > 0) {
     plan.prefix_tokens =
-        accounted_bytes(cache_bytes(cache, {0, tokens, 0, planes})) +
-        accounted_bytes(static_cast<size_t>(schedule.states * tokens * d.hidden_size) *
-                        sizeof(float));
+        accounted_bytes(cache_bytes(cache, {0, tokens, 0, planes}), alignment) +
+        accounted_bytes(
+            static_cast<size_t>(schedule.states * tokens * d.hidden_size) * sizeof(float),
+            alignment);
   }
   const std::string warning = cache_mode_warning(d, setup.options.cache_mode);
   if (!warning.empty()) plan.warnings.push_back(warning);

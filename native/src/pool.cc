@@ -9,8 +9,9 @@ size_t prefix_bytes_of(const Engine& engine, int64_t begin, int64_t end, int dep
   const CacheRange range{begin, end, 0, engine.schedule.planes(depth)};
   const auto states =
       static_cast<size_t>(engine.schedule.states * range.tokens() * engine.descriptor.hidden_size);
-  return accounted_bytes(cache_bytes(engine.cache, range)) +
-         (upgradable ? accounted_bytes(states * sizeof(float)) : 0);
+  const size_t alignment = engine.account->alignment();
+  return accounted_bytes(cache_bytes(engine.cache, range), alignment) +
+         (upgradable ? accounted_bytes(states * sizeof(float), alignment) : 0);
 }
 
 void Pool::require_open() const {

@@ -1,7 +1,8 @@
 #include "rebuild.h"
 
 #include <algorithm>
-#include <cmath>
+#include <numeric>
+#include <vector>
 
 namespace tinyloop {
 
@@ -20,25 +21,17 @@ void rebuild_segment(Engine& engine, const Layer& layer, int64_t plane, const Hi
     backend.linear(hidden, rows, *layer.attention.kv, out);
     backend.prepare_heads(out, rope + begin * d.head_dim, rows, keys_only,
                           head_prep(engine, layer, false));
-    backend.store_kv(out, keys_only, {{0, rows, begin, hot}}, hot_plane);
+    backend.store_kv(out, keys_only, KvRun{0, rows, begin, hot}, hot_plane);
   }
 }
 
 }  // namespace
 
-// Angles in double from the file's float32 frequencies: position * frequency loses nothing at any
-// position.
-void place_rope(const Engine& engine, int64_t position, int64_t rows, float* rope) {
-  const int64_t head_dim = engine.descriptor.head_dim;
-  const float* frequency = engine.weights.inv_freq.data();
-  const int64_t half = head_dim / 2;
-  for (int64_t i = 0; i < rows; ++i, rope += head_dim) {
-    for (int64_t j = 0; j < half; ++j) {
-      const double angle = static_cast<double>(position + i) * static_cast<double>(frequency[j]);
-      rope[j] = static_cast<float>(std::cos(angle));
-      rope[half + j] = static_cast<float>(std::sin(angle));
-    }
-  }
+void place_rebuild_rope(const Engine& engine, int64_t rows, float* rope) {
+  std::vector<int32_t> positions(static_cast<size_t>(rows));
+  std::iota(positions.begin(), positions.end(), 0);
+  engine.backend->rope(engine.weights.inv_freq.data(), engine.descriptor.head_dim, positions.data(),
+                       rows, rope);
 }
 
 HeadPrep head_prep(const Engine& engine, const Layer& layer, bool with_queries) {
@@ -66,7 +59,7 @@ void rebuild_plane(Engine& engine, const Layer& layer, int64_t plane, const Cach
 void rebuild_all(Engine& engine, const CacheView& view, int depth, const KvSegment& hot) {
   need_rebuild_rows(engine, view.length);
   const auto* rope = engine.buffers.rebuild_rope.as<float>();
-  place_rope(engine, 0, view.length, engine.buffers.rebuild_rope.as<float>());
+  place_rebuild_rope(engine, view.length, engine.buffers.rebuild_rope.as<float>());
   const Schedule& schedule = engine.schedule;
   const auto rebuild = [&](const Step& step, int64_t plane) {
     if (step.kind != Step::Kind::kLayer) return;

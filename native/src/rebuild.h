@@ -9,9 +9,8 @@
 
 namespace tinyloop {
 
-// Rotation angles of positions [position, position + rows): float32 [rows, head_dim], cosines then
-// sines.
-void place_rope(const Engine& engine, int64_t position, int64_t rows, float* rope);
+// Rotations of positions [0, rows): float32 [rows, head_dim], cosines then sines.
+void place_rebuild_rope(const Engine& engine, int64_t rows, float* rope);
 
 // How a layer's heads are prepared; without queries the rows hold k and v only.
 HeadPrep head_prep(const Engine& engine, const Layer& layer, bool with_queries);

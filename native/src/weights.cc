@@ -1,6 +1,5 @@
 #include "weights.h"
 
-#include <cstring>
 #include <set>
 
 #include "tinyloop/errors.h"
@@ -17,13 +16,18 @@ class Walk {
   Walk(const Descriptor& descriptor, const Place& place) : d_(descriptor), place_(place) {}
 
   void matrix(const std::string& name, int64_t rows, int64_t cols, std::unique_ptr<Weight>& to) {
-    place_({name, rows, cols, nullptr, {{0, rows, &to}}});
+    place_({name, rows, cols, nullptr, {{0, rows, &to}}, use_});
   }
   void vector(const std::string& name, int64_t size, Vector& to) {
-    place_({name, size, 0, &to, {}});
+    place_({name, size, 0, &to, {}, use_});
   }
+  // Everything until the next layer is used once in a pass, but the adapter: once in a loop.
+  void outside() { use_ = WeightUse::kOnce; }
+  void in_loop() { use_ = WeightUse::kLoop; }
   void layer(int64_t index, bool split_qkv, Layer& layer) {
     const std::string at = "layers." + std::to_string(index) + ".";
+    const bool loops = index >= d_.n_prelude && index < d_.n_layers - d_.n_coda;
+    use_ = loops ? WeightUse::kLoop : WeightUse::kOnce;
     qkv(at + "qkv", split_qkv, layer.attention);
     if (d_.attn_bias) vector(at + "qkv_bias", d_.qkv_width(), layer.qkv_bias);
     if (d_.qk_norm != QkNorm::kNone) {
@@ -47,7 +51,7 @@ class Walk {
 
  private:
   void qkv(const std::string& name, bool split, AttentionWeights& to) {
-    Placement placement{name, d_.attn_width(), d_.hidden_size, nullptr, {}};
+    Placement placement{name, d_.attn_width(), d_.hidden_size, nullptr, {}, use_};
     if (!split) {
       placement.matrix = {{0, d_.attn_width(), &to.qkv}};
     } else {
@@ -61,6 +65,7 @@ class Walk {
 
   const Descriptor& d_;
   const Place& place_;
+  WeightUse use_ = WeightUse::kOnce;
 };
 
 }  // namespace
@@ -70,13 +75,16 @@ void place_weights(const Descriptor& d, bool split_qkv, Weights& weights, const 
   walk.matrix("embed", d.vocab_size, d.hidden_size, weights.embed);
   walk.vector("rope.inv_freq", d.head_dim / 2, weights.inv_freq);
   if (d.inject == Inject::kLinear) {
+    walk.in_loop();
     walk.matrix("adapter", d.hidden_size, 2 * d.hidden_size, weights.adapter);
+    walk.outside();
   }
   if (d.n_low > 0) walk.vector("low_init", d.hidden_size, weights.low_init);
   weights.layers.resize(static_cast<size_t>(d.n_layers));
   for (int64_t i = 0; i < d.n_layers; ++i) {
     walk.layer(i, split_qkv, weights.layers[static_cast<size_t>(i)]);
   }
+  walk.outside();
   if (d.norm_weight) walk.vector("final_norm", d.hidden_size, weights.final_norm);
   if (d.exit_gate) {
     walk.vector("exit_gate.weight", d.hidden_size, weights.exit_gate_weight);
@@ -100,10 +108,10 @@ void load_weights(const ModelFile& file, bool split_qkv, Backend& backend, Accou
     used.insert(p.name);
     if (p.vector != nullptr) {
       p.vector->block = account.allocate(entry.bytes, Owner::kWeights, p.name.c_str());
-      std::memcpy(p.vector->block.as<uint8_t>(), entry.data, entry.bytes);
+      backend.write(p.vector->block.as<uint8_t>(), entry.data, entry.bytes);
     }
     for (const Destination& to : p.matrix) {
-      *to.weight = backend.upload(entry, to.begin, to.end, account);
+      *to.weight = backend.upload(entry, to.begin, to.end, p.use, account);
     }
   });
   for (const TensorEntry& entry : file.tensors) {
@@ -119,11 +127,11 @@ size_t weights_bytes(const ModelFile& file, bool split_qkv, const Backend& backe
   size_t total = 0;
   place_weights(file.descriptor, split_qkv, nowhere, [&](const Placement& p) {
     const TensorEntry& entry = file.require(p.name, p.rows, p.cols);
-    if (p.vector != nullptr) total += accounted_bytes(entry.bytes);
+    if (p.vector != nullptr) total += accounted_bytes(entry.bytes, backend.alignment());
     for (const Destination& to : p.matrix) {
       for (const size_t bytes :
-           backend.upload_bytes(entry.kind, to.end - to.begin, entry.cols, entry.group)) {
-        total += accounted_bytes(bytes);
+           backend.upload_bytes(entry.kind, to.end - to.begin, entry.cols, entry.group, p.use)) {
+        total += accounted_bytes(bytes, backend.alignment());
       }
     }
   });

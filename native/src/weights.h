@@ -56,6 +56,7 @@ struct Placement {
   int64_t cols = 0;
   Vector* vector = nullptr;
   std::vector<Destination> matrix;
+  WeightUse use = WeightUse::kOnce;
 };
 
 // Calls `place` for every tensor that a model of this descriptor has, in file order. Resizes

@@ -28,6 +28,14 @@ class CpuWeight : public Weight {
   Block codes, scales;
 };
 
+class CpuPlan : public ChunkPlan {
+ public:
+  explicit CpuPlan(ChunkWork w) : work(std::move(w)) {}
+  ChunkWork work;
+};
+
+const ChunkWork& work_of(const ChunkPlan& plan) { return static_cast<const CpuPlan&>(plan).work; }
+
 const PanelWeight& panels_of(const Weight& weight) {
   return static_cast<const CpuWeight&>(weight).panels;
 }
@@ -151,6 +159,17 @@ void permute_rows(uint8_t* data, size_t bytes, int64_t rows, const int32_t* from
   }
 }
 
+// Angles in double from the file's float32 frequencies: position * frequency loses nothing at any
+// position.
+void rotation(const float* inv_freq, int64_t head_dim, int64_t position, float* out) {
+  const int64_t half = head_dim / 2;
+  for (int64_t i = 0; i < half; ++i) {
+    const double angle = static_cast<double>(position) * static_cast<double>(inv_freq[i]);
+    out[i] = static_cast<float>(std::cos(angle));
+    out[half + i] = static_cast<float>(std::sin(angle));
+  }
+}
+
 class CpuBackend : public Backend {
  public:
   CpuBackend(const Kernels& kernels, int threads, bool fp32)
@@ -161,12 +180,17 @@ class CpuBackend : public Backend {
   }
   size_t activation_bytes() const override { return bytes_; }
 
+  void write(void* to, const void* host, size_t bytes) override { std::memcpy(to, host, bytes); }
+  void read(void* host, const void* from, size_t bytes) override { std::memcpy(host, from, bytes); }
+  void copy(void* to, const void* from, size_t bytes) override { std::memcpy(to, from, bytes); }
+  void fill_zero(void* to, size_t bytes) override { std::memset(to, 0, bytes); }
+
   std::unique_ptr<Weight> upload(const TensorEntry& tensor, int64_t begin, int64_t end,
-                                 Account& account) override {
+                                 WeightUse use, Account& account) override {
     auto weight = std::make_unique<CpuWeight>();
     PanelWeight& w = weight->panels;
     w = panel_shape(tensor.kind, end - begin, tensor.cols, tensor.group);
-    const auto sizes = upload_bytes(tensor.kind, w.outputs, w.inputs, w.group);
+    const auto sizes = upload_bytes(tensor.kind, w.outputs, w.inputs, w.group, use);
     weight->codes = allocate_zeros(sizes[0], tensor, account);
     const uint8_t* rows = tensor.data + to_size(begin) * row_bytes(tensor.kind, tensor.cols);
     repack_codes(tensor.kind, rows, w.outputs, w.inputs, weight->codes.as<uint8_t>());
@@ -178,8 +202,8 @@ class CpuBackend : public Backend {
     return weight;
   }
 
-  std::vector<size_t> upload_bytes(TensorKind kind, int64_t outputs, int64_t inputs,
-                                   int64_t group) const override {
+  std::vector<size_t> upload_bytes(TensorKind kind, int64_t outputs, int64_t inputs, int64_t group,
+                                   WeightUse /*use*/) const override {
     const PanelWeight w = panel_shape(kind, outputs, inputs, group);
     std::vector<size_t> sizes{to_size(w.panels() * w.inputs * w.code_bytes())};
     if (group != 0) sizes.push_back(2 * scale_bytes(w));
@@ -258,6 +282,9 @@ class CpuBackend : public Backend {
       kernels_.add(state + begin * width, other + begin * width, n, width);
     });
   }
+  void broadcast(float* state, const float* row, int64_t rows, int64_t width) override {
+    for (int64_t r = 0; r < rows; ++r) std::copy_n(row, width, state + r * width);
+  }
   void init_normal(float* state, const int32_t* positions, int64_t rows, int64_t width, float std,
                    uint64_t seed) override {
     by_rows(rows, [&](int64_t begin, int64_t n) {
@@ -267,10 +294,13 @@ class CpuBackend : public Backend {
     });
   }
 
+  std::unique_ptr<ChunkPlan> plan_chunk(ChunkWork work) override {
+    return std::make_unique<CpuPlan>(std::move(work));
+  }
+
   void norm_store(const float* state, const NormSpec& norm, int64_t /*rows*/, int64_t width,
-                  const std::vector<HiddenRun>& runs, int64_t plane, Rows out,
-                  Rows read_back) override {
-    by_runs(runs, [&](const HiddenRun& run, RunPart part) {
+                  const ChunkPlan& plan, int64_t plane, Rows out, Rows read_back) override {
+    by_runs(work_of(plan).hidden, [&](const HiddenRun& run, RunPart part) {
       kernels_.norm_store(state, norm, width, run, part, plane, at(out, 0), at(read_back, 0));
     });
   }
@@ -281,21 +311,29 @@ class CpuBackend : public Backend {
     });
   }
 
+  void rope(const float* inv_freq, int64_t head_dim, const int32_t* positions, int64_t rows,
+            float* out) override {
+    by_rows(rows, [&](int64_t begin, int64_t n) {
+      for (int64_t r = begin; r < begin + n; ++r) {
+        rotation(inv_freq, head_dim, positions[r], out + r * head_dim);
+      }
+    });
+  }
   void prepare_heads(Rows qkv, const float* rope, int64_t rows, const HeadShape& shape,
                      const HeadPrep& prep) override {
     by_rows(rows, [&](int64_t begin, int64_t n) {
       kernels_.prepare_heads(at(qkv, begin), rope + begin * shape.head_dim, n, shape, prep);
     });
   }
-  void store_kv(Rows qkv, const HeadShape& shape, const std::vector<KvRun>& runs,
-                int64_t plane) override {
-    by_runs(runs, [&](const KvRun& run, RunPart part) {
-      kernels_.store_kv(at(qkv, 0), shape, run, part, plane);
-    });
+  void store_kv(Rows qkv, const HeadShape& shape, const ChunkPlan& plan, int64_t plane) override {
+    store_runs(qkv, shape, work_of(plan).kv, plane);
   }
-
-  void attention(const std::vector<AttentionChunk>& chunks, const HeadShape& shape, int64_t plane,
-                 Rows queries, Rows out) override {
+  void store_kv(Rows qkv, const HeadShape& shape, const KvRun& run, int64_t plane) override {
+    store_runs(qkv, shape, {run}, plane);
+  }
+  void attention(const ChunkPlan& plan, const HeadShape& shape, int64_t plane, Rows queries,
+                 Rows out) override {
+    const std::vector<AttentionChunk>& chunks = work_of(plan).attention;
     const auto n_chunks = static_cast<int64_t>(chunks.size());
     threads_.run(n_chunks * shape.n_kv_heads, [&](int64_t item, int thread) {
       AttentionTask task;
@@ -338,9 +376,9 @@ class CpuBackend : public Backend {
                 [&](int64_t first, int64_t i) { log_sums[first + i] = log_sum(i); });
   }
   void exit_gate(const float* state, const int32_t* rows, int64_t n, int64_t width,
-                 const float* weight, float bias, float* out) override {
+                 const float* weight, const float* bias, float* out) override {
     by_rows(n, [&](int64_t begin, int64_t count) {
-      kernels_.exit_gate(state, rows + begin, count, width, weight, bias, out + begin);
+      kernels_.exit_gate(state, rows + begin, count, width, weight, *bias, out + begin);
     });
   }
 
@@ -370,6 +408,12 @@ class CpuBackend : public Backend {
   }
   static int64_t head_tiles(const WorkspaceShape& shape) {
     return (shape.vocab_size + kHeadTile - 1) / kHeadTile;
+  }
+
+  void store_runs(Rows qkv, const HeadShape& shape, const std::vector<KvRun>& runs, int64_t plane) {
+    by_runs(runs, [&](const KvRun& run, RunPart part) {
+      kernels_.store_kv(at(qkv, 0), shape, run, part, plane);
+    });
   }
 
   // Runs the head over blocks of rows; finish(first, i) takes row first + i, the block's i-th, from

@@ -163,7 +163,8 @@ Case attention_case(const char* name, const Scene& s) {
     SceneMemory memory(s, fp32, split == kWhole ? s.prefix : s.prefix / 2);
     Acts queries(fp32, s.total(), s.q(), 49), out(fp32, s.total(), s.q());
     const auto chunks = memory.chunks(s, std::min(split, backend.attention_rows(s.shape)));
-    backend.attention(chunks, s.shape, kPlane, queries.from(), out.from());
+    backend.attention(*backend.plan_chunk({chunks, {}, {}}), s.shape, kPlane, queries.from(),
+                      out.from());
     Values all;
     int64_t row = 0;
     for (const int64_t n : s.rows) {

@@ -15,7 +15,7 @@ struct Engine {
   std::unique_ptr<Backend> backend;
 };
 
-constexpr WorkspaceShape kWorkspace{1200, 1100, 64};
+constexpr WorkspaceShape kWorkspace{1200, 600, 1100, 600, 8, 8, 64, 512, 512};
 
 std::vector<Engine> engines(bool fp32) {
   std::vector<Engine> all;
@@ -75,9 +75,9 @@ bool check_sizes(bool fp32) {
        {TensorKind::kF32, TensorKind::kF16, TensorKind::kQ4, TensorKind::kQ8}) {
     const auto account = std::make_shared<Account>(0);
     const auto tensor = make_tensor(kind, 50, 100);
-    const auto weight = backend->upload(tensor->entry, 3, 40, *account);
-    good &= account->live_bytes() ==
-            rounded_sum(backend->upload_bytes(kind, 37, 100, tensor->entry.group));
+    const auto weight = backend->upload(tensor->entry, 3, 40, WeightUse::kOnce, *account);
+    good &= account->live_bytes() == rounded_sum(backend->upload_bytes(
+                                         kind, 37, 100, tensor->entry.group, WeightUse::kOnce));
   }
   const auto account = std::make_shared<Account>(0);
   backend->allocate_workspace(kWorkspace, *account);

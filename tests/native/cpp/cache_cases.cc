@@ -53,7 +53,7 @@ Case store_kv_case(const HeadShape& shape, KvFormat format, int64_t rows, bool d
       runs.push_back(
           {at, std::min(run_rows, rows - at), token_of(i), all[static_cast<size_t>(i)].segment()});
     }
-    backend.store_kv(qkv.from(), shape, cut(runs, split), kPlane);
+    backend.store_kv(qkv.from(), shape, *backend.plan_chunk({{}, cut(runs, split), {}}), kPlane);
     return contents(all);
   };
   const auto want = [=](bool fp32) {
@@ -226,7 +226,8 @@ Case hidden_case(HiddenFormat format, int64_t rows, int64_t width, bool keeps_se
       runs.push_back({first_rows, rows - first_rows, second_token, second.segment(keeps_second)});
     Acts out(fp32, rows, width), read_back(fp32, rows, width), loaded(fp32, first_rows, width);
     const NormSpec absent{false, nullptr, 0.0f};
-    backend.norm_store(state.data(), absent, rows, width, cut(runs, split), kPlane, out.from(),
+    backend.norm_store(state.data(), absent, rows, width,
+                       *backend.plan_chunk({{}, {}, cut(runs, split)}), kPlane, out.from(),
                        read_back.from());
     in_splits(first_rows, split, [&](int64_t at, int64_t n) {
       backend.load_hidden(first.segment(), kPlane, at, n, width, loaded.from(at));
@@ -278,8 +279,9 @@ Case spoiled_case(HiddenFormat format, float spoiler) {
     HiddenMemory memory(fp32, format, kWidth, kSinkTokens, kSinkTokens + kRows);
     Acts out(fp32, kRows, kWidth), read_back(fp32, kRows, kWidth);
     const std::vector<HiddenRun> runs{{0, kRows, kSinkTokens, memory.segment()}};
-    backend.norm_store(state.data(), {false, nullptr, 0.0f}, kRows, kWidth, cut(runs, split),
-                       kPlane, out.from(), read_back.from());
+    backend.norm_store(state.data(), {false, nullptr, 0.0f}, kRows, kWidth,
+                       *backend.plan_chunk({{}, {}, cut(runs, split)}), kPlane, out.from(),
+                       read_back.from());
     Values flags;
     for (const double x : read_back.all()) flags.push_back(std::isnan(x) ? 1.0 : 0.0);
     return flags;

@@ -179,7 +179,7 @@ inline void in_splits(int64_t rows, int64_t split, Call call) {
 
 inline std::unique_ptr<Weight> upload(Backend& backend, const Tensor& t, int64_t begin,
                                       int64_t end) {
-  return backend.upload(t.entry, begin, end, *std::make_shared<Account>(0));
+  return backend.upload(t.entry, begin, end, WeightUse::kOnce, *std::make_shared<Account>(0));
 }
 
 // The largest difference, relative above 1.

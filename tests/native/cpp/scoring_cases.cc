@@ -130,7 +130,7 @@ Case exit_gate_case(int64_t n) {
   const auto run = [=](Backend& backend, int64_t split) {
     std::vector<float> out(static_cast<size_t>(n));
     in_splits(n, split, [&](int64_t at, int64_t count) {
-      backend.exit_gate(state.data(), rows.data() + at, count, kWidth, weight.data(), kBias,
+      backend.exit_gate(state.data(), rows.data() + at, count, kWidth, weight.data(), &kBias,
                         out.data() + at);
     });
     return Values(out.begin(), out.end());
