@@ -4,6 +4,7 @@ from ._core import (
     ClosedHandleError,
     Completion,
     ConcurrentUseError,
+    DeviceError,
     GenerateRequest,
     InvalidInputError,
     LoadError,
@@ -18,6 +19,7 @@ from ._core import (
     TinyLoopError,
 )
 from .cascade import CascadeResult, cascade
+from .devices import Device, devices
 from .engine import MemoryPlan, load_model, plan
 
 __all__ = [
@@ -25,6 +27,8 @@ __all__ = [
     "ClosedHandleError",
     "Completion",
     "ConcurrentUseError",
+    "Device",
+    "DeviceError",
     "GenerateRequest",
     "InvalidInputError",
     "LoadError",
@@ -39,6 +43,7 @@ __all__ = [
     "ScoreResult",
     "TinyLoopError",
     "cascade",
+    "devices",
     "load_model",
     "plan",
 ]

@@ -55,11 +55,15 @@ def load_model(
         path: a .tloop file. It must not be changed while it is loaded.
         max_seq_len: rows (new tokens of all sequences) of one pass, 1..the model's positions.
         prefill_chunk: rows of the FP16 scratch, 0..max_seq_len; 0 means all. Less memory, same numbers.
-        device: "cpu". Default: the switch TINYLOOP_DEVICE, else "cpu".
+        device: "cpu", or a GPU as "cuda" (the first) or "cuda:N". Default: the switch TINYLOOP_DEVICE, else
+            "cpu".
         cache_mode: how handles store tokens: "fp16" or "int8" keys and values, or the layers' inputs as
             "h_fp16", "h_int8" or "h_int4", from which keys and values are rebuilt. Default: TINYLOOP_KV, else
             "fp16".
-        fp16_cache: FP16 copies of hot weights, "off" or "auto". Default: TINYLOOP_FP16_CACHE, else "auto".
+        fp16_cache: FP16 copies of weights, which products of many rows read on a GPU: "off", "loop" (those of
+            the looped layers), "all", or "auto": "loop", unless a budget is given and weights with copies
+            would take more than half of it; "off" on the CPU. Same numbers. Default: TINYLOOP_FP16_CACHE,
+            else "auto".
         budget_bytes: hard limit on everything the model and its handles hold; None: no limit.
         threads: compute threads, at least 1; None: as many as the process may run on.
         numeric_mode: "fp16" is the product; "fp32" keeps activations and K/V in float32 and is for tests.

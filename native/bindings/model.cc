@@ -122,6 +122,15 @@ py::dict plan(const py::bytes& path, const py::dict& options, int depth, size_t 
                   "cache_token_bytes"_a = plan.cache_token, "warnings"_a = plan.warnings);
 }
 
+py::list devices() {
+  py::list list;
+  for (const CudaDevice& d : cuda_devices()) {
+    list.append(py::make_tuple("cuda:" + std::to_string(d.index), d.name, d.capability,
+                               d.total_bytes));
+  }
+  return list;
+}
+
 PyPrefix build_prefix_face(const PyModel& model, const py::object& token_ids,
                            std::optional<int> depth, const std::optional<PyPrefix>& parent,
                            std::optional<bool> upgradable) {
@@ -267,5 +276,7 @@ void bind_model(py::module_& m) {
       .def("__exit__", [](PyModel& p, const py::args&) { p.close(); });
   py::module_::import("atexit").attr("register")(py::cpp_function(&wait_for_calls));
   m.def("load_model", &load, "path"_a, py::kw_only(), "digest"_a, "options"_a);
+  m.attr("has_cuda") = has_cuda_backend();
+  m.def("devices", &devices);
   m.def("plan", &plan, "path"_a, "options"_a, "depth"_a, "prefix_length"_a);
 }

@@ -23,6 +23,7 @@ void bind_errors(py::module_& m) {
   add_error<tinyloop::ConcurrentUseError>(m, "ConcurrentUseError", base);
   add_error<tinyloop::ClosedHandleError>(m, "ClosedHandleError", base);
   add_error<tinyloop::MismatchError>(m, "MismatchError", base);
+  add_error<tinyloop::DeviceError>(m, "DeviceError", base);
   add_error<tinyloop::InvalidInputError>(m, "InvalidInputError",
                                          py::make_tuple(base, py::handle(PyExc_ValueError)));
 }

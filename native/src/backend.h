@@ -9,6 +9,7 @@
 // beside it, and however many.
 #pragma once
 
+#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -91,6 +92,15 @@ struct ChunkWork {
 class ChunkPlan {
  public:
   virtual ~ChunkPlan() = default;
+};
+
+// Names a run of operations that is the same each time but for what memory and plans hold.
+struct StepKey {
+  enum class Part { kBefore, kLoop, kAfter };
+  Part part = Part::kLoop;
+  int loop = 0;
+  int64_t rows = 0;
+  auto operator<=>(const StepKey&) const = default;
 };
 
 class Backend {
@@ -202,9 +212,34 @@ class Backend {
   virtual void exit_gate(const float* state, const int32_t* rows, int64_t n, int64_t width,
                          const float* weight, const float* bias, float* out) = 0;
 
+  // A decode step brackets the layers of a part of the schedule with these. `plan` is the only chunk.
+  // Where begin_steps() returns false the backend runs what it recorded under the same key, and the
+  // caller leaves the operations out. Between the two calls no host array is used.
+  virtual bool begin_steps(const StepKey& /*key*/, const ChunkPlan& /*plan*/) { return true; }
+  virtual void end_steps() {}
+
   // Rows of one attention work item, so that a pass can cut its chunks.
   virtual int64_t attention_rows(const HeadShape& shape) const = 0;
 };
+
+struct CudaOptions {
+  int device = 0;
+  bool fp32 = false;
+  std::string fp16_cache = "off";  // "off" | "loop" | "all": which weights are kept in FP16 too
+};
+// The CUDA backend; no device is touched before start(). Throws LoadError where the build has none.
+std::unique_ptr<Backend> make_cuda_backend(const CudaOptions& options);
+
+// Whether the build has a CUDA backend, and the devices that it could use now: none without a
+// driver. Asks the driver on each call; makes no context.
+bool has_cuda_backend();
+struct CudaDevice {
+  int index = 0;
+  std::string name;
+  int capability = 0;  // 90 for 9.0
+  size_t total_bytes = 0;
+};
+std::vector<CudaDevice> cuda_devices();
 
 // The CPU backend. isa: "" for the best one here. Throws LoadError for one this machine lacks.
 std::unique_ptr<Backend> make_cpu_backend(const std::string& isa, int threads, bool fp32);

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <optional>
 
 #include "threads.h"
+#include "weights.h"
 
 namespace tinyloop {
 
@@ -25,19 +27,33 @@ void expect(const std::string& what, const std::string& value,
                   hint);
 }
 
+// The number of "cuda" (0) or "cuda:N".
+std::optional<int> cuda_device(const std::string& device) {
+  if (device == "cuda") return 0;
+  const std::string prefix = "cuda:";
+  if (device.rfind(prefix, 0) != 0) return std::nullopt;
+  const std::string digits = device.substr(prefix.size());
+  const bool number = !digits.empty() && digits.size() <= 3 &&
+                      digits.find_first_not_of("0123456789") == std::string::npos;
+  return number ? std::optional(std::stoi(digits)) : std::nullopt;
+}
+
 LoadOptions resolve_options(LoadOptions o) {
   o.device = resolve(o.device, "TINYLOOP_DEVICE", "cpu");
   o.cache_mode = resolve(o.cache_mode, "TINYLOOP_KV", "fp16");
   o.fp16_cache = resolve(o.fp16_cache, "TINYLOOP_FP16_CACHE", "auto");
   o.cpu_isa = resolve(o.cpu_isa, "TINYLOOP_CPU_ISA", "");
   const std::string deterministic = resolve("", "TINYLOOP_DETERMINISTIC", "1");
-  expect("device", o.device, {"cpu"}, "");
   cache_mode(o.cache_mode);
-  expect("fp16_cache", o.fp16_cache, {"off", "auto"},
-         ": the CPU backend unpacks weights in registers and has no FP16 cache");
-  expect("TINYLOOP_DETERMINISTIC", deterministic, {"1"},
-         ": the CPU backend is always deterministic");
-  o.fp16_cache = "off";  // what auto means for this device, whatever the header and the budget
+  expect("TINYLOOP_DETERMINISTIC", deterministic, {"1"}, ": results are always deterministic");
+  if (cuda_device(o.device).has_value()) {
+    expect("fp16_cache", o.fp16_cache, {"off", "loop", "all", "auto"}, "");
+  } else {
+    expect("device", o.device, {"cpu"}, ", cuda, cuda:N");
+    expect("fp16_cache", o.fp16_cache, {"off", "auto"},
+           ": the CPU backend unpacks weights in registers and has no FP16 cache");
+    o.fp16_cache = "off";  // what auto means for this device, whatever the header and the budget
+  }
   if (o.threads < 0 || o.threads > kMaxThreads) {
     throw LoadError("cannot load with threads=" + std::to_string(o.threads) + ": it must be 0.." +
                     std::to_string(kMaxThreads) + ", 0 for all processors");
@@ -76,6 +92,22 @@ void check_rows(const LoadOptions& o, const Descriptor& d) {
 
 }  // namespace
 
+// FP16 copies of the loop block make scoring faster and may take at most half of the budget with
+// everything else that a load holds. The header and the budget decide, never the device's state:
+// every replica of a pool must decide the same.
+std::string LoadSetup::resolve_fp16_cache() const {
+  if (options.budget_bytes == 0) return "loop";
+  size_t bytes = 0;
+  Weights nowhere;
+  place_weights(descriptor, false, nowhere, [&](const Placement& p) {
+    for (const Destination& to : p.matrix) {
+      const auto values = static_cast<size_t>((to.end - to.begin) * p.cols);
+      bytes += values + (p.use == WeightUse::kLoop ? 2 * values : 0);  // codes are 1 byte at most
+    }
+  });
+  return bytes <= options.budget_bytes / 2 ? "loop" : "off";
+}
+
 LoadSetup::LoadSetup(const std::string& path, const LoadOptions& given)
     : options(resolve_options(given)),
       mapped(path),
@@ -83,8 +115,13 @@ LoadSetup::LoadSetup(const std::string& path, const LoadOptions& given)
       descriptor(file.descriptor) {
   check_rows(options, descriptor);
   apply_state_init(options, descriptor);
-  backend = make_cpu_backend(options.cpu_isa, options.threads,
-                             options.numeric_mode == NumericMode::kFp32);
+  const bool fp32 = options.numeric_mode == NumericMode::kFp32;
+  if (const auto device = cuda_device(options.device)) {
+    if (options.fp16_cache == "auto") options.fp16_cache = fp32 ? "off" : resolve_fp16_cache();
+    backend = make_cuda_backend({*device, fp32, options.fp16_cache});
+  } else {
+    backend = make_cpu_backend(options.cpu_isa, options.threads, fp32);
+  }
   cache = cache_shape(descriptor, cache_mode(options.cache_mode), backend->activation_bytes());
 }
 

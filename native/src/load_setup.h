@@ -15,6 +15,7 @@ namespace tinyloop {
 // Throws LoadError naming the field or the option that is not usable.
 struct LoadSetup {
   LoadSetup(const std::string& path, const LoadOptions& options);
+  std::string resolve_fp16_cache() const;
 
   LoadOptions options;  // resolved: no empty strings but those that mean the model's own
   MappedFile mapped;

@@ -14,7 +14,7 @@ class HostMemory : public MemorySource {
   void* allocate(size_t bytes) override { return std::aligned_alloc(kHostAlignment, bytes); }
   void release(void* data, size_t /*bytes*/) noexcept override { std::free(data); }
   size_t alignment() const override { return kHostAlignment; }
-  std::string refusal() const override { return "the system refused, free memory on this machine"; }
+  std::string describe() const override { return "the system refused, free memory on this machine"; }
 };
 
 }  // namespace
@@ -66,7 +66,7 @@ Block Account::allocate(size_t bytes, Owner owner, const char* what) {
                            " bytes for " + what + ": " + std::to_string(total_) +
                            " bytes are live, the budget is " + limit +
                            (over_budget ? std::string("; raise budget_bytes or lower max_seq_len")
-                                        : "; " + source_->refusal()));
+                                        : "; " + source_->describe()));
   }
   block.account_ = shared_from_this();
   block.data_ = data;

@@ -16,8 +16,8 @@ class MemorySource {
   virtual void* allocate(size_t bytes) = 0;
   virtual void release(void* data, size_t bytes) noexcept = 0;
   virtual size_t alignment() const = 0;
-  // What a refusal means and what to do: "the system refused, free memory on this machine".
-  virtual std::string refusal() const = 0;
+  // For messages: what a refusal means and what to do.
+  virtual std::string describe() const = 0;
 };
 
 // The process's own memory, in cache lines.

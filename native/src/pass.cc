@@ -273,9 +273,26 @@ void Pass::add_rows(const RowChunk& chunk, size_t s, ChunkWork& work) {
 
 void Pass::run(const std::vector<Step>& steps, int64_t loop) {
   const bool in_loop = phase_ == Phase::kLoop;
-  for (const Step& step : steps) {
-    run_step(step, in_loop ? engine_.schedule.plane(step, loop) : step.plane);
+  const bool repeated = repeats();
+  const StepKey key{phase_, static_cast<int>(loop), active_rows_};
+  if (!repeated || backend_.begin_steps(key, *chunks_.front().plan)) {
+    for (const Step& step : steps) {
+      run_step(step, in_loop ? engine_.schedule.plane(step, loop) : step.plane);
+    }
   }
+  if (repeated) backend_.end_steps();
+}
+
+// Whether this is a step that comes again and again: one new row of each sequence, nothing to
+// rebuild, and no positions in the initial state.
+bool Pass::repeats() const {
+  const bool single = std::all_of(sequences_.begin(), sequences_.end(),
+                                  [](const PassSequence& s) { return s.rows == 1; });
+  const bool cold = std::any_of(befores_.begin(), befores_.end(), [](const auto& entry) {
+    return entry.first != nullptr && !entry.first->hidden.empty();
+  });
+  const bool positioned = phase_ == Phase::kBefore && d_.state_init == StateInit::kNormal;
+  return single && !cold && !positioned && chunks_.size() == 1;
 }
 
 void Pass::run_step(const Step& step, int64_t plane) {

@@ -67,7 +67,7 @@ class Pass {
     const CacheView* view = nullptr;
     int64_t hot_row = 0;  // hidden modes: first row in the rebuild buffer
   };
-  enum class Phase { kBefore, kLoop, kAfter };
+  using Phase = StepKey::Part;
 
   int32_t* ids() const { return engine_.buffers.row_ids.as<int32_t>(); }
   int32_t* positions() const { return ids() + engine_.options.max_seq_len; }
@@ -91,6 +91,7 @@ class Pass {
   void place_rope();
   void load_states();
   void run(const std::vector<Step>& steps, int64_t loop);
+  bool repeats() const;
   void run_step(const Step& step, int64_t plane);
   void run_layer(const Step& step, int64_t plane);
   void rebuild(const Layer& layer, int64_t plane);

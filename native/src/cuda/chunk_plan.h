@@ -1,0 +1,61 @@
+// A chunk's work, uploaded: the arrays that kernels read.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "backend.h"
+#include "cuda/pinned.h"
+#include "cuda/plan.h"
+#include "memory.h"
+
+namespace tinyloop::cuda {
+
+// What the row kernels read of a chunk. Pointers are to device memory; null where there is none.
+struct RunTables {
+  const int32_t* kv_run_of_row = nullptr;
+  const KvRun* kv = nullptr;
+  const int32_t* hidden_run_of_row = nullptr;
+  const HiddenRun* hidden = nullptr;
+};
+
+// Device memory for the plans of one pass. Plans are carved off one after the other; when the last
+// one is gone the next begins at the front again, so that the same step finds its plan in the same
+// place. Grows when a pass needs more than any before.
+class PlanArena {
+ public:
+  // Of a first block that holds a pass of so many rows on a few prefixes.
+  static size_t first_bytes(int64_t rows);
+  void allocate(int64_t rows, Account& account);
+
+  uint8_t* take(size_t bytes, Account& account);
+  void give_back();
+  // Changes whenever a plan may lie elsewhere than the same plan lay before.
+  int64_t generation() const { return static_cast<int64_t>(blocks_.size()); }
+
+ private:
+  std::vector<Block> blocks_;  // those that were outgrown stay: graphs may read them
+  size_t used_ = 0;            // of the last one
+  int64_t plans_ = 0;
+};
+
+class DevicePlan : public ChunkPlan {
+ public:
+  DevicePlan(const ChunkWork& work, PlanArena& arena, Account& account, PinnedRing& ring);
+  ~DevicePlan() override { arena_.give_back(); }
+
+  AttentionPlan attention;
+  RunTables runs;
+  // Of the hidden runs; all of a pass are stored the same way.
+  HiddenFormat hidden_format = HiddenFormat::kActivations;
+  int64_t generation = 0;
+
+ private:
+  PlanArena& arena_;
+};
+
+inline const DevicePlan& device_plan(const ChunkPlan& plan) {
+  return static_cast<const DevicePlan&>(plan);
+}
+
+}  // namespace tinyloop::cuda
