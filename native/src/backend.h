@@ -78,7 +78,8 @@ struct WorkspaceShape {
   int64_t scratch_rows = 0;  // of a chunk
 };
 
-// How often a weight is used by a deep request: what the FP16 cache of a backend goes by.
+// How often a weight is used: once in a pass, or in every loop or for every scored row. What the
+// FP16 cache of a backend goes by.
 enum class WeightUse { kOnce, kLoop };
 
 // Rows of a pass that go through a layer together: what they attend to and where they are kept.
@@ -114,8 +115,9 @@ class Backend {
   // Opens the device. Before it only identity(), activation_bytes() and the sizes may be asked for.
   // Throws LoadError.
   virtual void start() {}
-  // Called in the thread that is about to call operations, before the first.
+  // Called in the thread that is about to call operations, before the first and after the last.
   virtual void enter() {}
+  virtual void leave() noexcept {}
   // Where its blocks come from, and what their sizes are rounded up to.
   virtual std::shared_ptr<MemorySource> memory() const { return host_memory(); }
   virtual size_t alignment() const { return kHostAlignment; }

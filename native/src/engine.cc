@@ -71,7 +71,12 @@ ForwardGuard::ForwardGuard(Engine& engine) : engine_(engine) {
         "model "
         "for each worker");
   }
-  engine.backend->enter();
+  try {
+    engine.backend->enter();
+  } catch (...) {
+    engine.in_use.clear(std::memory_order_release);
+    throw;
+  }
 }
 
 }  // namespace tinyloop

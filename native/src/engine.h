@@ -60,7 +60,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
 class ForwardGuard {
  public:
   explicit ForwardGuard(Engine& engine);
-  ~ForwardGuard() { engine_.in_use.clear(std::memory_order_release); }
+  ~ForwardGuard() {
+    engine_.backend->leave();
+    engine_.in_use.clear(std::memory_order_release);
+  }
   ForwardGuard(const ForwardGuard&) = delete;
   ForwardGuard& operator=(const ForwardGuard&) = delete;
 

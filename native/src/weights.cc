@@ -72,7 +72,9 @@ class Walk {
 
 void place_weights(const Descriptor& d, bool split_qkv, Weights& weights, const Place& place) {
   Walk walk(d, place);
+  if (d.tied_head) walk.in_loop();
   walk.matrix("embed", d.vocab_size, d.hidden_size, weights.embed);
+  walk.outside();
   walk.vector("rope.inv_freq", d.head_dim / 2, weights.inv_freq);
   if (d.inject == Inject::kLinear) {
     walk.in_loop();
@@ -90,6 +92,7 @@ void place_weights(const Descriptor& d, bool split_qkv, Weights& weights, const 
     walk.vector("exit_gate.weight", d.hidden_size, weights.exit_gate_weight);
     walk.vector("exit_gate.bias", 1, weights.exit_gate_bias);
   }
+  walk.in_loop();
   if (!d.tied_head) walk.matrix("head", d.vocab_size, d.hidden_size, weights.head);
 }
 

@@ -128,21 +128,18 @@ DevicePlan::DevicePlan(const ChunkWork& work, PlanArena& arena, Account& account
   const Items flat = flatten(work, row_by_row);
   // What a step of as many rows always has the same number of comes first.
   Packer packer;
-  const size_t kv_of_row = packer.add(run_of_row(work.kv)), kv = packer.add(work.kv);
+  const size_t kv_of_row = packer.add(run_of_row(work.kv)), kv_runs = packer.add(work.kv);
   const size_t hidden_of_row = packer.add(run_of_row(work.hidden));
-  const size_t hidden = packer.add(work.hidden);
+  const size_t hidden_runs = packer.add(work.hidden);
   const size_t items = packer.add(flat.items), pieces = packer.add(flat.pieces);
   const size_t segments = packer.add(flat.segments);
 
   uint8_t* const memory = arena.take(packer.bytes().size(), account);
   generation = arena.generation();
-  runs.kv_run_of_row = reinterpret_cast<const int32_t*>(memory + kv_of_row);
-  runs.kv = reinterpret_cast<const KvRun*>(memory + kv);
-  if (!work.hidden.empty()) {
-    runs.hidden_run_of_row = reinterpret_cast<const int32_t*>(memory + hidden_of_row);
-    runs.hidden = reinterpret_cast<const HiddenRun*>(memory + hidden);
-    hidden_format = work.hidden.front().to.format;
-  }
+  kv = {reinterpret_cast<const int32_t*>(memory + kv_of_row),
+        reinterpret_cast<const KvRun*>(memory + kv_runs), {}};
+  hidden = {reinterpret_cast<const int32_t*>(memory + hidden_of_row),
+            reinterpret_cast<const HiddenRun*>(memory + hidden_runs), {}};
   attention.items = reinterpret_cast<const Item*>(memory + items);
   attention.pieces = reinterpret_cast<const AttentionPiece*>(memory + pieces);
   attention.segments = reinterpret_cast<const KvSegment*>(memory + segments);

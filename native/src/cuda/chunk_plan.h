@@ -7,17 +7,10 @@
 #include "backend.h"
 #include "cuda/pinned.h"
 #include "cuda/plan.h"
+#include "cuda/rows.h"
 #include "memory.h"
 
 namespace tinyloop::cuda {
-
-// What the row kernels read of a chunk. Pointers are to device memory; null where there is none.
-struct RunTables {
-  const int32_t* kv_run_of_row = nullptr;
-  const KvRun* kv = nullptr;
-  const int32_t* hidden_run_of_row = nullptr;
-  const HiddenRun* hidden = nullptr;
-};
 
 // Device memory for the plans of one pass. Plans are carved off one after the other; when the last
 // one is gone the next begins at the front again, so that the same step finds its plan in the same
@@ -45,9 +38,8 @@ class DevicePlan : public ChunkPlan {
   ~DevicePlan() override { arena_.give_back(); }
 
   AttentionPlan attention;
-  RunTables runs;
-  // Of the hidden runs; all of a pass are stored the same way.
-  HiddenFormat hidden_format = HiddenFormat::kActivations;
+  RunTable<KvRun> kv;
+  RunTable<HiddenRun> hidden;
   int64_t generation = 0;
 
  private:
