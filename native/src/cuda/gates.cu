@@ -64,8 +64,7 @@ __global__ void __launch_bounds__(kMostThreads)
 
 }  // namespace
 
-void silu_mul(cudaStream_t stream, bool fp32, Rows gate_up, int64_t rows, int64_t width,
-              Rows out) {
+void silu_mul(cudaStream_t stream, bool fp32, Rows gate_up, int64_t rows, int64_t width, Rows out) {
   if (rows == 0) return;
   with_element(fp32, [&](auto element) {
     using T = decltype(element);

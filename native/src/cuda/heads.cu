@@ -36,9 +36,9 @@ struct Pairs {
 
 // Which pairs of a head a lane has, whatever the head is made of.
 struct LanePairs {
-  int half;      // pairs of the head
-  int first;     // the lane's first pair; half or more: it has none
-  bool adjacent; // pair j is elements 2j and 2j + 1, not j and j + half
+  int half;       // pairs of the head
+  int first;      // the lane's first pair; half or more: it has none
+  bool adjacent;  // pair j is elements 2j and 2j + 1, not j and j + half
 
   __device__ __forceinline__ int count() const { return half - first; }
   // Whether whole vectors may be loaded at every lane's place.
@@ -315,8 +315,8 @@ __global__ void __launch_bounds__(kThreads)
     heads_kernel(Heads h, RowsOf<T> qkv, int first_head, int n_heads) {
   wait_for_previous();
   let_next_start();
-  const int i = static_cast<int>(blockIdx.x) * (kThreads / h.lanes) +
-                static_cast<int>(threadIdx.x) / h.lanes;
+  const int i =
+      static_cast<int>(blockIdx.x) * (kThreads / h.lanes) + static_cast<int>(threadIdx.x) / h.lanes;
   const bool has = i < h.rows * n_heads;
   const int row = has ? i / n_heads : 0;
   const int head = first_head + (has ? i % n_heads : 0);
@@ -361,9 +361,8 @@ void launch_heads(cudaStream_t stream, bool fp32, const Heads& h, Rows qkv, int 
                   int n_heads) {
   if (h.rows == 0 || n_heads == 0) return;
   const bool full = kWork != HeadWork::kStore && h.prep.norm == QkNorm::kFull;
-  const int64_t blocks = full ? h.rows
-                              : blocks_for(static_cast<int64_t>(h.rows) * n_heads,
-                                           kThreads / h.lanes);
+  const int64_t blocks =
+      full ? h.rows : blocks_for(static_cast<int64_t>(h.rows) * n_heads, kThreads / h.lanes);
   const Grid grid{dim3(static_cast<unsigned>(blocks)), kThreads, 0};
   with_element(fp32, [&](auto element) {
     using T = decltype(element);

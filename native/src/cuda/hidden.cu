@@ -8,7 +8,8 @@ namespace tinyloop::cuda {
 
 namespace {
 
-static_assert(kInt8HiddenGroup == 128 && kInt4HiddenGroup == 64, "groups are parts of a warp's row");
+static_assert(kInt8HiddenGroup == 128 && kInt4HiddenGroup == 64,
+              "groups are parts of a warp's row");
 
 // Where a token's stored form lies. codes is null where nothing is kept.
 struct HiddenPlace {
@@ -97,10 +98,9 @@ __device__ __forceinline__ void load_nibbles(const uint8_t* row, const Four& at,
 }
 
 __device__ __forceinline__ float4 int8_values(const int (&code)[4], float scale) {
-  return make_float4(__fmul_rn(static_cast<float>(code[0]), scale),
-                     __fmul_rn(static_cast<float>(code[1]), scale),
-                     __fmul_rn(static_cast<float>(code[2]), scale),
-                     __fmul_rn(static_cast<float>(code[3]), scale));
+  return make_float4(
+      __fmul_rn(static_cast<float>(code[0]), scale), __fmul_rn(static_cast<float>(code[1]), scale),
+      __fmul_rn(static_cast<float>(code[2]), scale), __fmul_rn(static_cast<float>(code[3]), scale));
 }
 
 __device__ __forceinline__ float4 int4_values(const int (&code)[4], float scale, float least) {
@@ -113,7 +113,8 @@ __device__ __forceinline__ float4 int4_values(const int (&code)[4], float scale,
 // x: what the activations hold. Returns what a reader gets. Called by a whole warp.
 __device__ __forceinline__ float4 store_int8(const float4& x, const Four& at,
                                              const HiddenPlace& to) {
-  const unsigned mine = max(max(magnitude(x.x), magnitude(x.y)), max(magnitude(x.z), magnitude(x.w)));
+  const unsigned mine =
+      max(max(magnitude(x.x), magnitude(x.y)), max(magnitude(x.z), magnitude(x.w)));
   const __half scale = int8_scale(largest_of_lanes(mine, 32));
   const float factor = __half2float(scale);
   int code[4];
@@ -165,8 +166,7 @@ __device__ __forceinline__ float4 store_int4(const float4& x, const Four& at,
 template <typename T, int kFours>
 __global__ void __launch_bounds__(32 * kRowWarps)
     norm_store_kernel(const float* state, NormSpec norm, int64_t rows, int64_t width,
-                      RunTable<HiddenRun> runs, int64_t plane, RowsOf<T> out,
-                      RowsOf<T> read_back) {
+                      RunTable<HiddenRun> runs, int64_t plane, RowsOf<T> out, RowsOf<T> read_back) {
   wait_for_previous();
   let_next_start();
   const int64_t r = warp_row();

@@ -40,8 +40,8 @@ void launch_copy(cudaStream_t stream, void* to, const void* from, size_t bytes) 
 // ---- rows of bytes ------------------------------------------------------------------------------
 
 struct RowCopy {
-  int64_t units = 0;           // of a row
-  int64_t from_stride = 0;     // units; 0: every row is the first
+  int64_t units = 0;                  // of a row
+  int64_t from_stride = 0;            // units; 0: every row is the first
   const int32_t* from_row = nullptr;  // null: row r is of row r
 };
 
@@ -51,8 +51,8 @@ __global__ void __launch_bounds__(kThreads)
     copy_rows_kernel(Unit* to, const Unit* from, RowCopy shape, int64_t rows, int row_threads) {
   wait_for_previous();
   let_next_start();
-  const int64_t r = static_cast<int64_t>(blockIdx.x) * (kThreads / row_threads) +
-                    threadIdx.x / row_threads;
+  const int64_t r =
+      static_cast<int64_t>(blockIdx.x) * (kThreads / row_threads) + threadIdx.x / row_threads;
   if (r >= rows) return;
   const int64_t source = shape.from_row == nullptr ? r : shape.from_row[r];
   const Unit* row = from + source * shape.from_stride;
@@ -110,8 +110,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-void round_rows(cudaStream_t stream, bool fp32, const Sources& from, unsigned sources,
-                int64_t rows, int64_t width, Rows out) {
+void round_rows(cudaStream_t stream, bool fp32, const Sources& from, unsigned sources, int64_t rows,
+                int64_t width, Rows out) {
   if (rows == 0) return;
   Grid grid = warp_per_row(rows);
   grid.blocks.y = sources;

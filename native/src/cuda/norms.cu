@@ -43,8 +43,7 @@ __device__ __forceinline__ void add_held(const T* branch_row, const Adding& spec
   for (int i = 0; i < kFours; ++i) {
     const int64_t k = state.first(i);
     if (i * 128 >= width) continue;
-    state.held[i] =
-        sum_of(state.held[i], normed_four(branch.held[i], spec.norm, factor, k, width));
+    state.held[i] = sum_of(state.held[i], normed_four(branch.held[i], spec.norm, factor, k, width));
     store_some(state_row, k, width, state.by_four, state.held[i]);
   }
   if constexpr (kThenRows) {
@@ -57,8 +56,8 @@ __device__ __forceinline__ void add_held(const T* branch_row, const Adding& spec
 }
 
 template <typename T, bool kThenRows>
-__device__ __forceinline__ void add_streamed(const T* branch_row, const Adding& spec,
-                                             int64_t width, float* state_row, T* out) {
+__device__ __forceinline__ void add_streamed(const T* branch_row, const Adding& spec, int64_t width,
+                                             float* state_row, T* out) {
   WarpRow<T, 0> branch(branch_row, width);
   WarpRow<float, 0> state(state_row, width);
   const float factor = branch.factor(spec.norm);
@@ -132,8 +131,7 @@ void norm_add(cudaStream_t stream, bool fp32, Rows branch, const NormSpec& norm,
 }
 
 void norm_add_norm_rows(cudaStream_t stream, bool fp32, Rows branch, const NormSpec& norm,
-                        int64_t rows, int64_t width, float* state, const NormSpec& next,
-                        Rows out) {
+                        int64_t rows, int64_t width, float* state, const NormSpec& next, Rows out) {
   launch_norm_add<true>(stream, fp32, branch, {norm, next}, rows, width, state, out);
 }
 

@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "backend.h"
+#include "cuda/weight.h"
 #include "kv.h"
 
 namespace tinyloop::cuda {
@@ -55,6 +56,9 @@ void concat_rows(cudaStream_t stream, bool fp32, const float* state, const float
 
 // ---- what a state starts from -------------------------------------------------------------------
 
+// state[r] = row ids[r] of the weight, as the products see it, times scale (unchanged by 1)
+void embed(cudaStream_t stream, bool fp32, const DeviceWeight& weight, const int32_t* ids,
+           int64_t rows, float scale, float* state);
 // state = std * a normal cut at three deviations, of (seed, position, channel); the CPU's bits
 void init_normal(cudaStream_t stream, float* state, const int32_t* positions, int64_t rows,
                  int64_t width, float std, uint64_t seed);
@@ -92,7 +96,7 @@ void prepare_and_store(cudaStream_t stream, bool fp32, Rows qkv, const float* ro
 
 // out = round(norm(state)); each run's `to` gets its stored form (nothing is kept where to.codes is
 // null); read_back = what a later read of that form gives, not written where the format is
-// kActivations.
+// kActivations. Of rows of no run only `out` is written.
 void norm_store(cudaStream_t stream, bool fp32, const float* state, const NormSpec& norm,
                 int64_t rows, int64_t width, const RunTable<HiddenRun>& runs, int64_t plane,
                 Rows out, Rows read_back);
