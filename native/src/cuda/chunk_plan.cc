@@ -136,6 +136,7 @@ DevicePlan::DevicePlan(const ChunkWork& work, PlanArena& arena, Account& account
 
   uint8_t* const memory = arena.take(packer.bytes().size(), account);
   generation = arena.generation();
+  for (const KvRun& run : work.kv) rows += run.rows;
   kv = {reinterpret_cast<const int32_t*>(memory + kv_of_row),
         reinterpret_cast<const KvRun*>(memory + kv_runs), {}};
   hidden = {reinterpret_cast<const int32_t*>(memory + hidden_of_row),

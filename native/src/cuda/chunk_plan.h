@@ -40,6 +40,7 @@ class DevicePlan : public ChunkPlan {
   AttentionPlan attention;
   RunTable<KvRun> kv;
   RunTable<HiddenRun> hidden;
+  int64_t rows = 0;
   int64_t generation = 0;
 
  private:

@@ -11,6 +11,7 @@ constexpr size_t kMost = 512;
 }  // namespace
 
 Replays::~Replays() {
+  if (!home_.here()) return;
   for (auto& [key, entry] : entries_) {
     if (entry.graph != nullptr) cudaGraphExecDestroy(entry.graph);
   }

@@ -9,15 +9,15 @@
 #include <map>
 
 #include "backend.h"
+#include "cuda/current_device.h"
 
 namespace tinyloop::cuda {
 
 // Everything besides memory and the content of plans that decides what a step launches.
 struct ReplayKey {
   StepKey step;
-  int32_t spans = 0;
-  bool decode = false;
-  int64_t generation = 0;  // of the plan's place and of the scratch memory
+  int32_t spans = 0;       // capacity
+  int64_t generation = 0;  // of the plan's place
   auto operator<=>(const ReplayKey&) const = default;
 };
 
@@ -46,6 +46,7 @@ class Replays {
   void forget_oldest();
 
   const cudaStream_t stream_;
+  const HomeProcess home_;
   std::map<ReplayKey, Entry> entries_;
   std::list<ReplayKey> order_;  // the one used last comes first
   ReplayKey current_;
