@@ -1,0 +1,89 @@
+// A product's input, formed element by element: the same bits whether it goes to shared memory of
+// the product itself or to rows in memory.
+#pragma once
+
+#include "cuda/linear.h"
+#include "cuda/row_norm.cuh"
+
+namespace tinyloop::cuda {
+
+__device__ __forceinline__ int64_t state_row(const LinearInput& input, int64_t r) {
+  return input.index == nullptr ? r : input.index[r];
+}
+
+// What the norm of row r multiplies it by, in all lanes of a warp.
+__device__ __forceinline__ float input_factor(const LinearInput& input, int64_t r, int64_t inputs) {
+  if (input.kind != InputKind::kState) return 1.0f;
+  return norm_factor(input.state + state_row(input, r) * inputs, input.norm, inputs);
+}
+
+__device__ __forceinline__ float4 load_pair(const LinearInput& input, int64_t r, int64_t k,
+                                            int64_t inputs) {
+  const int64_t width = inputs / 2;
+  const float* state = input.state + r * width;
+  const float* other = input.other + r * width;
+  if (k + 4 <= width) return load_some(state, k, width, loads_by_four(state));
+  if (width % 4 == 0) return load_some(other, k - width, width, loads_by_four(other));
+  float x[4];
+  for (int i = 0; i < 4; ++i) {
+    const int64_t j = k + i;
+    x[i] = j >= inputs ? 0.0f : j < width ? state[j] : other[j - width];
+  }
+  return make_float4(x[0], x[1], x[2], x[3]);
+}
+
+// Elements k .. k + 3 of row r before rounding, zeros from `inputs` on; k is a multiple of 4. T is
+// the type of activations.
+template <typename T>
+__device__ __forceinline__ float4 load_input(const LinearInput& input, float factor, int64_t r,
+                                             int64_t k, int64_t inputs) {
+  switch (input.kind) {
+    case InputKind::kRows: {
+      const T* row = static_cast<const T*>(input.rows) + r * input.stride;
+      return load_some(row, k, inputs, loads_by_four(row));
+    }
+    case InputKind::kState: {
+      const float* row = input.state + state_row(input, r) * inputs;
+      return load_normed(row, input.norm, factor, k, inputs, loads_by_four(row));
+    }
+    case InputKind::kGateUp: {
+      const T* gates = static_cast<const T*>(input.rows) + r * input.stride;
+      const T* ups = gates + inputs;
+      const float4 gate = load_some(gates, k, inputs, loads_by_four(gates));
+      const float4 up = load_some(ups, k, inputs, loads_by_four(ups));
+      return make_float4(silu_mul(gate.x, up.x), silu_mul(gate.y, up.y), silu_mul(gate.z, up.z),
+                         silu_mul(gate.w, up.w));
+    }
+    case InputKind::kPair:
+      break;
+  }
+  return load_pair(input, r, k, inputs);
+}
+
+// Four rounded elements to an address that is a multiple of 4 of them.
+__device__ __forceinline__ void store_four(__half* to, float4 x) {
+  const __half2 low = __floats2half2_rn(x.x, x.y), high = __floats2half2_rn(x.z, x.w);
+  uint2 bits;
+  bits.x = *reinterpret_cast<const uint32_t*>(&low);
+  bits.y = *reinterpret_cast<const uint32_t*>(&high);
+  *reinterpret_cast<uint2*>(to) = bits;
+}
+__device__ __forceinline__ void store_four(float* to, float4 x) {
+  *reinterpret_cast<float4*>(to) = x;
+}
+
+// Share `share` of `shares` of row r to `to`, zeros from `inputs` up to `padded` (a multiple of 4).
+// Called by a whole warp; the row is the same in all lanes.
+template <typename T>
+__device__ __forceinline__ void form_row(const LinearInput& input, int64_t r, int64_t inputs,
+                                         int share, int shares, T* to, int64_t padded) {
+  const float factor = input_factor(input, r, inputs);
+  const int64_t step = static_cast<int64_t>(shares) * 128;
+#pragma unroll 4
+  for (int64_t k = share * 128 + static_cast<int64_t>(threadIdx.x % 32) * 4; k < padded;
+       k += step) {
+    store_four(to + k, load_input<T>(input, factor, r, k, inputs));
+  }
+}
+
+}  // namespace tinyloop::cuda

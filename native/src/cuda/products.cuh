@@ -1,0 +1,181 @@
+// The launches of one kind's kernels. Included by one source file per kind.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+
+#include "cuda/narrow.cuh"
+#include "cuda/products.h"
+#include "cuda/tiled.cuh"
+
+namespace tinyloop::cuda {
+
+// Raises a kernel's limit of dynamic shared memory to the device's, once per kernel and device.
+template <typename Kernel>
+void allow_shared(Kernel* kernel, std::atomic<uint64_t>& devices_done) {
+  int device = 0;
+  check(cudaGetDevice(&device), "ask for the current device");
+  const uint64_t bit = uint64_t{1} << (device % 64);
+  if (devices_done.load(std::memory_order_relaxed) & bit) return;
+  int limit = 0;
+  check(cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
+        "ask for the shared memory of a block");
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, limit),
+        "raise a kernel's shared memory");
+  devices_done.fetch_or(bit, std::memory_order_relaxed);
+}
+
+// ---- narrow -----------------------------------------------------------------------------------
+
+// Tiles of a block: as many as keep the largest share of a multiprocessor least; on ties more, so
+// that fewer blocks form the input.
+inline int narrow_slots(int64_t tiles, int parts, int multiprocessors) {
+  int best = 1;
+  int64_t best_share = INT64_MAX;
+  for (int slots = 1; slots <= std::min(4, kNarrowWarps / parts); ++slots) {
+    const int64_t blocks = (tiles + slots - 1) / slots;
+    const int64_t share = (blocks + multiprocessors - 1) / multiprocessors * slots;
+    if (share <= best_share) {
+      best = slots;
+      best_share = share;
+    }
+  }
+  return best;
+}
+
+template <TensorKind kKind>
+NarrowArguments narrow_arguments(const LinearCall& call, const LinearContext& context) {
+  NarrowArguments args{};
+  const DeviceWeight& w = call.weight;
+  args.data = w.data;
+  args.outputs = w.outputs;
+  args.inputs = w.inputs;
+  args.rows = call.rows;
+  args.tiles = weight_tiles(w.outputs);
+  args.slabs = static_cast<int>(weight_slabs(w.inputs));
+  args.parts = context.parts;
+  args.part_slabs = part_slabs(w.inputs, context.parts);
+  args.slots = narrow_slots(args.tiles, args.parts, context.multiprocessors);
+  args.stages = std::min(kNarrowStages<kKind>, args.part_slabs);
+  args.input = call.input;
+  args.output = call.output;
+  return args;
+}
+
+inline Grid narrow_grid(const NarrowArguments& args, int slab) {
+  Grid grid;
+  const int streams = args.slots * args.parts;
+  grid.threads = static_cast<unsigned>(std::max(kFormingWarps, streams)) * 32;
+  grid.blocks = dim3(static_cast<unsigned>((args.tiles + args.slots - 1) / args.slots),
+                     static_cast<unsigned>((args.rows + kNarrowRows - 1) / kNarrowRows));
+  const int64_t rows = std::min<int64_t>(args.rows, kNarrowRows);
+  grid.shared_bytes = static_cast<size_t>(streams) * static_cast<size_t>(args.stages * slab) +
+                      static_cast<size_t>(rows * row_pitch(args.slabs)) +
+                      (args.parts > 1 ? grid.threads * sizeof(float4) : 0);
+  return grid;
+}
+
+template <TensorKind kKind>
+int slab_bytes_of(const DeviceWeight& w) {
+  return slab_bytes(kKind, kKind == TensorKind::kF16 ? 1 : static_cast<int>(w.group));
+}
+
+template <TensorKind kKind>
+size_t narrow_shared(const LinearCall& call, const LinearContext& context) {
+  return narrow_grid(narrow_arguments<kKind>(call, context), slab_bytes_of<kKind>(call.weight))
+      .shared_bytes;
+}
+
+template <TensorKind kKind, int kGroup>
+void launch_narrow(cudaStream_t stream, const NarrowArguments& args, const Grid& grid) {
+  static std::atomic<uint64_t> devices_done{0};
+  allow_shared(narrow_kernel<kKind, kGroup>, devices_done);
+  launch(stream, grid, narrow_kernel<kKind, kGroup>, args);
+}
+
+template <TensorKind kKind>
+void narrow(cudaStream_t stream, const LinearCall& call, const LinearContext& context) {
+  const NarrowArguments args = narrow_arguments<kKind>(call, context);
+  const Grid grid = narrow_grid(args, slab_bytes_of<kKind>(call.weight));
+  if constexpr (kKind == TensorKind::kF16) {
+    launch_narrow<kKind, 0>(stream, args, grid);
+  } else {
+    if (call.weight.group == 32) return launch_narrow<kKind, 32>(stream, args, grid);
+    if (call.weight.group == 64) return launch_narrow<kKind, 64>(stream, args, grid);
+    launch_narrow<kKind, 128>(stream, args, grid);
+  }
+}
+
+// ---- tiled ------------------------------------------------------------------------------------
+
+template <typename Use>
+auto with_tiling(TileShape shape, Use use) {
+  switch (shape) {
+    case TileShape::k128x128:
+      return use(Tiling<4, 4, 2, 4, 3>{});
+    case TileShape::k128x64:
+      return use(Tiling<2, 4, 4, 2, 3>{});
+    case TileShape::k64x32:
+      return use(Tiling<1, 4, 4, 1, 4>{});
+    case TileShape::k64x16:
+      return use(Tiling<1, 2, 4, 1, 6>{});
+    default:
+      return use(Tiling<1, 1, 2, 2, 6>{});
+  }
+}
+
+template <TensorKind kKind>
+size_t tiled_shared(const LinearCall& call, TileShape shape) {
+  return with_tiling(shape, [&](auto tiling) {
+    return static_cast<size_t>(tiling.kStages) *
+           static_cast<size_t>(tiling.stage_bytes(slab_bytes_of<kKind>(call.weight)));
+  });
+}
+
+template <TensorKind kKind, typename T, bool kParted>
+void launch_tiled(cudaStream_t stream, const TiledArguments& args) {
+  static std::atomic<uint64_t> devices_done{0};
+  allow_shared(tiled_kernel<kKind, T, kParted>, devices_done);
+  Grid grid;
+  grid.threads = T::kThreads;
+  grid.blocks = dim3(static_cast<unsigned>((args.tiles + T::kBlockTiles - 1) / T::kBlockTiles),
+                     static_cast<unsigned>((args.rows + T::kBlockRows - 1) / T::kBlockRows));
+  grid.shared_bytes =
+      static_cast<size_t>(T::kStages) * static_cast<size_t>(T::stage_bytes(args.slab_bytes));
+  launch(stream, grid, tiled_kernel<kKind, T, kParted>, args);
+}
+
+template <TensorKind kKind>
+void tiled(cudaStream_t stream, const LinearCall& call, const LinearContext& context,
+           TileShape shape) {
+  const DeviceWeight& w = call.weight;
+  TiledArguments args{};
+  args.data = w.data;
+  args.in = static_cast<const __half*>(call.input.rows);
+  args.stride = call.input.stride;
+  args.outputs = w.outputs;
+  args.inputs = w.inputs;
+  args.rows = call.rows;
+  args.tiles = weight_tiles(w.outputs);
+  args.slabs = static_cast<int>(weight_slabs(w.inputs));
+  args.slab_bytes = slab_bytes_of<kKind>(w);
+  args.group = static_cast<int>(w.group);
+  args.part_slabs = part_slabs(w.inputs, context.parts);
+  args.aligned = reinterpret_cast<uintptr_t>(args.in) % 16 == 0 && args.stride % 8 == 0;
+  args.output = call.output;
+  with_tiling(shape, [&](auto tiling) {
+    using T = decltype(tiling);
+    if constexpr (T::kTiles * T::kRowTiles < 16) {  // two sets of sums must fit the registers
+      if (context.parts > 1) return launch_tiled<kKind, T, true>(stream, args);
+    }
+    if (context.parts > 1) throw DeviceError("cannot multiply tiles of 128 x 128 in parts");
+    launch_tiled<kKind, T, false>(stream, args);
+  });
+}
+
+template <TensorKind kKind>
+constexpr KindKernels kind_kernels() {
+  return {narrow_shared<kKind>, tiled_shared<kKind>, narrow<kKind>, tiled<kKind>};
+}
+
+}  // namespace tinyloop::cuda

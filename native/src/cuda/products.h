@@ -1,0 +1,28 @@
+// The kernels of the products, one source file per kind of weight.
+#pragma once
+
+#include "cuda/linear.h"
+
+namespace tinyloop::cuda {
+
+// Each launches one product, the input formed by itself (narrow) or rows of activations (tiled).
+// `rows` is the call's; `shape` is not kChoose.
+struct KindKernels {
+  // Bytes of shared memory that the launch would ask for.
+  size_t (*narrow_shared)(const LinearCall& call, const LinearContext& context);
+  size_t (*tiled_shared)(const LinearCall& call, TileShape shape);
+  void (*narrow)(cudaStream_t stream, const LinearCall& call, const LinearContext& context);
+  void (*tiled)(cudaStream_t stream, const LinearCall& call, const LinearContext& context,
+                TileShape shape);
+};
+
+extern const KindKernels kQ4Kernels;
+extern const KindKernels kQ8Kernels;
+extern const KindKernels kF16Kernels;
+
+// Slabs of each of the chains that an output is the sum of.
+inline int part_slabs(int64_t inputs, int parts) {
+  return static_cast<int>((weight_slabs(inputs) + parts - 1) / parts);
+}
+
+}  // namespace tinyloop::cuda
