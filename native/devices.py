@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass
+from pathlib import Path
 
 from . import _core
 
@@ -30,3 +32,12 @@ def devices() -> list[Device]:
         Device(device, name, divmod(capability, 10), total_bytes)
         for device, name, capability, total_bytes in _core.devices()
     ]
+
+
+def wheel_folder() -> str:
+    """The folder of installed packages that holds the wheel of cuBLASLt; "" where none does."""
+    spec = importlib.util.find_spec("nvidia")  # a namespace: nothing is run
+    for place in (spec and spec.submodule_search_locations) or ():
+        if any(Path(place).glob("*/lib/libcublasLt.so.*")):
+            return str(Path(place).parent)
+    return ""

@@ -11,6 +11,7 @@ from typing import Literal
 from . import _core
 from ._core import InvalidInputError, LoadError, Model
 from .arguments import text, whole_number
+from .devices import wheel_folder
 from .regular_file import check_regular
 
 PREAMBLE_BYTES = 64
@@ -205,4 +206,5 @@ def _options(
         "budget_bytes": budget_bytes or 0,
         "threads": threads or 0,
         "state_seed": state_seed,
+        "packages": wheel_folder(),
     }

@@ -101,6 +101,7 @@ LoadOptions load_options(const py::dict& given) {
   o.numeric_mode = numeric_mode(given["numeric_mode"].cast<std::string>());
   o.state_init = given["state_init"].cast<std::string>();
   o.state_seed = given["state_seed"].cast<uint64_t>();
+  o.packages = given["packages"].cast<std::string>();
   return o;
 }
 
@@ -125,8 +126,8 @@ py::dict plan(const py::bytes& path, const py::dict& options, int depth, size_t 
 py::list devices() {
   py::list list;
   for (const CudaDevice& d : cuda_devices()) {
-    list.append(py::make_tuple("cuda:" + std::to_string(d.index), d.name, d.capability,
-                               d.total_bytes));
+    list.append(
+        py::make_tuple("cuda:" + std::to_string(d.index), d.name, d.capability, d.total_bytes));
   }
   return list;
 }

@@ -214,9 +214,9 @@ class Backend {
   virtual void exit_gate(const float* state, const int32_t* rows, int64_t n, int64_t width,
                          const float* weight, const float* bias, float* out) = 0;
 
-  // A decode step brackets the layers of a part of the schedule with these. `plan` is the only chunk.
-  // Where begin_steps() returns false the backend runs what it recorded under the same key, and the
-  // caller leaves the operations out. Between the two calls no host array is used.
+  // A decode step brackets the layers of a part of the schedule with these. `plan` is the only
+  // chunk. Where begin_steps() returns false the backend runs what it recorded under the same key,
+  // and the caller leaves the operations out. Between the two calls no host array is used.
   virtual bool begin_steps(const StepKey& /*key*/, const ChunkPlan& /*plan*/) { return true; }
   virtual void end_steps() {}
 
@@ -228,6 +228,7 @@ struct CudaOptions {
   int device = 0;
   bool fp32 = false;
   std::string fp16_cache = "off";  // "off" | "loop" | "all": which weights are kept in FP16 too
+  std::string packages;            // where the wheel of cuBLASLt may be
 };
 // The CUDA backend; no device is touched before start(). Throws LoadError where the build has none.
 std::unique_ptr<Backend> make_cuda_backend(const CudaOptions& options);

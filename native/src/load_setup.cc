@@ -118,7 +118,7 @@ LoadSetup::LoadSetup(const std::string& path, const LoadOptions& given)
   const bool fp32 = options.numeric_mode == NumericMode::kFp32;
   if (const auto device = cuda_device(options.device)) {
     if (options.fp16_cache == "auto") options.fp16_cache = fp32 ? "off" : resolve_fp16_cache();
-    backend = make_cuda_backend({*device, fp32, options.fp16_cache});
+    backend = make_cuda_backend({*device, fp32, options.fp16_cache, options.packages});
   } else {
     backend = make_cpu_backend(options.cpu_isa, options.threads, fp32);
   }

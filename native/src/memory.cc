@@ -14,7 +14,9 @@ class HostMemory : public MemorySource {
   void* allocate(size_t bytes) override { return std::aligned_alloc(kHostAlignment, bytes); }
   void release(void* data, size_t /*bytes*/) noexcept override { std::free(data); }
   size_t alignment() const override { return kHostAlignment; }
-  std::string describe() const override { return "the system refused, free memory on this machine"; }
+  std::string describe() const override {
+    return "the system refused, free memory on this machine";
+  }
 };
 
 }  // namespace

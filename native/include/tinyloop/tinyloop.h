@@ -33,15 +33,19 @@ enum class NumericMode { kFp16, kFp32 };
 struct LoadOptions {
   int max_seq_len = 2048;   // rows of one pass, 1..the model's positions
   int prefill_chunk = 0;    // scratch rows, 1..max_seq_len; 0: max_seq_len
-  std::string device;       // TINYLOOP_DEVICE; "cpu"
+  std::string device;       // TINYLOOP_DEVICE; "cpu" | "cuda" | "cuda:N"
   std::string cache_mode;   // TINYLOOP_KV; "fp16" | "int8" | "h_fp16" | "h_int8" | "h_int4"
-  std::string fp16_cache;   // TINYLOOP_FP16_CACHE; "off" | "auto" (resolves to off on the CPU)
+  std::string fp16_cache;   // TINYLOOP_FP16_CACHE; "off" | "loop" | "all" | "auto"; off on the CPU
   size_t budget_bytes = 0;  // hard limit of the accounting allocator; 0: none
   int threads = 0;          // compute threads; 0: as many as the process may run on
   std::string cpu_isa;  // TINYLOOP_CPU_ISA; "avx512" | "avx2" | "portable"; default: the best here
   NumericMode numeric_mode = NumericMode::kFp16;
   std::string state_init;  // "zero" | "normal" for models whose loops start so; "": the model's own
   uint64_t state_seed = 0;  // of "normal"
+  // A folder of installed Python packages, where the wheel of cuBLASLt may be; beside it the file
+  // named by TINYLOOP_CUBLASLT and the loader's path are looked at. Without the library our own
+  // kernels do its work.
+  std::string packages;
 };
 
 // Loads a model: header, quantized weights, FP16 caches, BufferPool, reconstruction scratch, in

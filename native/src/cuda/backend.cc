@@ -75,9 +75,9 @@ class CudaBackend : public Backend {
 
   void start() override {
     const std::vector<CudaDevice> devices = cuda_devices();
-    const auto found =
-        std::find_if(devices.begin(), devices.end(),
-                     [&](const CudaDevice& d) { return d.index == options_.device; });
+    const auto found = std::find_if(devices.begin(), devices.end(), [&](const CudaDevice& d) {
+      return d.index == options_.device;
+    });
     if (found == devices.end()) {
       throw LoadError("cannot load on device cuda:" + std::to_string(options_.device) + ": " +
                       std::to_string(devices.size()) +
@@ -91,9 +91,10 @@ class CudaBackend : public Backend {
     }
     device_ = std::make_unique<Device>(options_.device);
     context_ = linear_context(options_.fp32);
-    if (!options_.fp32) blas_ = CublasLt::open(device_->stream);
+    std::string why_not;  // our own kernels do the work then, and identity() says so
+    if (!options_.fp32) blas_ = CublasLt::open(options_.packages, why_not);
     context_.cublas_lt = blas_.get();
-    library_ = blas_ ? blas_->version() : "own";
+    if (blas_) library_ = "cublaslt-" + std::to_string(blas_->version());
     uploader_.emplace(device_->stream, *device_->ring);
   }
 

@@ -138,9 +138,11 @@ DevicePlan::DevicePlan(const ChunkWork& work, PlanArena& arena, Account& account
   generation = arena.generation();
   for (const KvRun& run : work.kv) rows += run.rows;
   kv = {reinterpret_cast<const int32_t*>(memory + kv_of_row),
-        reinterpret_cast<const KvRun*>(memory + kv_runs), {}};
+        reinterpret_cast<const KvRun*>(memory + kv_runs),
+        {}};
   hidden = {reinterpret_cast<const int32_t*>(memory + hidden_of_row),
-            reinterpret_cast<const HiddenRun*>(memory + hidden_runs), {}};
+            reinterpret_cast<const HiddenRun*>(memory + hidden_runs),
+            {}};
   attention.items = reinterpret_cast<const Item*>(memory + items);
   attention.pieces = reinterpret_cast<const AttentionPiece*>(memory + pieces);
   attention.segments = reinterpret_cast<const KvSegment*>(memory + segments);

@@ -68,8 +68,8 @@ std::unique_ptr<Weight> Uploader::upload(const TensorEntry& tensor, int64_t begi
     finish();
     staging_ = account.allocate(wanted, Owner::kWorkspace, "weights on their way");
   }
-  const auto rows_at_once = static_cast<int64_t>((staging_.bytes() - 3 * kAlignment) / row) /
-                            kTileOutputs * kTileOutputs;
+  const auto rows_at_once =
+      static_cast<int64_t>((staging_.bytes() - 3 * kAlignment) / row) / kTileOutputs * kTileOutputs;
   weight->view = weight_shape(shape.kind, shape.outputs, shape.inputs, shape.group, shape.fp32);
   for (int64_t first = 0; first < shape.outputs; first += rows_at_once) {
     const int64_t end = std::min(first + rows_at_once, shape.outputs);

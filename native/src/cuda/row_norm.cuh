@@ -81,8 +81,7 @@ __device__ __forceinline__ float inverse_rms_of_sum(float sum, int64_t width, fl
   return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(mean, eps)));
 }
 // From the lanes' sums, in all lanes. Called by a whole warp.
-__device__ __forceinline__ float inverse_rms_of_sums(const float4& sums, int64_t width,
-                                                     float eps) {
+__device__ __forceinline__ float inverse_rms_of_sums(const float4& sums, int64_t width, float eps) {
   const float sum = sum_of_lanes(__fadd_rn(__fadd_rn(sums.x, sums.y), __fadd_rn(sums.z, sums.w)));
   return inverse_rms_of_sum(sum, width, eps);
 }

@@ -72,8 +72,7 @@ __global__ void __launch_bounds__(32 * kWarps) fold_kernel(FoldCall c) {
   }
   sum = sum_of_lanes(sum);
   if (lane != 0) return;
-  HeadPartial* to =
-      c.partials + row * c.partials_stride + (c.first + begin) / kHeadColumns;
+  HeadPartial* to = c.partials + row * c.partials_stride + (c.first + begin) / kHeadColumns;
   to->max = best.value;
   to->sum = sum;
   to->best_id = best.id;
@@ -105,9 +104,9 @@ __global__ void __launch_bounds__(32 * kWarps) finish_kernel(FinishCall c) {
   for (int64_t t = lane; t < c.n_partials; t += 32) {
     const HeadPartial p = partials[t];
     // Nothing of a partial without numbers, but NaN of one that has a NaN.
-    const double scale = p.max == -INFINITY ? 1.0
-                                            : exp(static_cast<double>(p.max) -
-                                                  static_cast<double>(best.value));
+    const double scale = p.max == -INFINITY
+                             ? 1.0
+                             : exp(static_cast<double>(p.max) - static_cast<double>(best.value));
     sum = __dadd_rn(sum, __dmul_rn(static_cast<double>(p.sum), scale));
   }
 #pragma unroll
@@ -154,8 +153,7 @@ __global__ void __launch_bounds__(32 * kWarps) gate_kernel(GateCall c) {
     sums.z = __fmaf_rn(x.z, w.z, sums.z);
     sums.w = __fmaf_rn(x.w, w.w, sums.w);
   }
-  const float sum =
-      sum_of_lanes(__fadd_rn(__fadd_rn(sums.x, sums.y), __fadd_rn(sums.z, sums.w)));
+  const float sum = sum_of_lanes(__fadd_rn(__fadd_rn(sums.x, sums.y), __fadd_rn(sums.z, sums.w)));
   if (threadIdx.x % 32 == 0) c.out[i] = sigmoid(__fadd_rn(sum, *c.bias));
 }
 
@@ -168,8 +166,8 @@ void fold_logits(cudaStream_t stream, const float* logits, int64_t stride, int64
                  HeadPartial* partials, int64_t partials_stride) {
   if (rows == 0 || columns == 0) return;
   Grid grid;
-  grid.blocks = dim3(row_blocks(rows),
-                     static_cast<unsigned>((columns + kHeadColumns - 1) / kHeadColumns));
+  grid.blocks =
+      dim3(row_blocks(rows), static_cast<unsigned>((columns + kHeadColumns - 1) / kHeadColumns));
   grid.threads = 32 * kWarps;
   launch(stream, grid, fold_kernel,
          FoldCall{logits, stride, rows, first, columns, targets, target_logits, partials,

@@ -24,12 +24,12 @@ inline constexpr int64_t kWideBytes = int64_t{64} << 20;
 inline constexpr int64_t kSplitItems = 128, kSplitSpans = 64;
 
 struct WorkspaceSizes {
-  size_t linear = 0;      // of LinearContext
-  size_t tile = 0;        // a tile of logits; rows on their way in a permutation
-  size_t partials = 0;    // HeadPartial [head rows][partials]
+  size_t linear = 0;       // of LinearContext
+  size_t tile = 0;         // a tile of logits; rows on their way in a permutation
+  size_t partials = 0;     // HeadPartial [head rows][partials]
   size_t row_results = 0;  // of the head's rows
-  size_t integers = 0;    // int32 [4][rows]: ids, positions, rows, targets
-  size_t gathered = 0;    // activations [head rows][hidden]
+  size_t integers = 0;     // int32 [4][rows]: ids, positions, rows, targets
+  size_t gathered = 0;     // activations [head rows][hidden]
   size_t attention = 0;
   size_t plans = 0;
 
