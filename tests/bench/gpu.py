@@ -2,10 +2,10 @@
 
     python tests/bench/gpu.py --folder /tmp/models [--cases decode-1 documents ...] [--json out.jsonl]
 
-Writes the models that are missing into the folder (made_models.py: real shapes, random weights), times every
-case, median of its repeats, and prints a table and one JSON line a case. `peer` is the best figure that another
-engine reached on the same kind of machine and shape (one H200, bf16; the case's note says which); `limit` is what
-the machine's bytes or operations allow. Both are of an H200 and mean nothing elsewhere.
+Writes the models that are missing into the folder (made_models.py: real shapes, random weights), times
+every case, median of its repeats, and prints a table and one JSON line a case. `peer` is the best figure that
+another engine reached on the same kind of machine and shape (one H200, bf16; the case's note says which);
+`limit` is what the machine's bytes or operations allow. Both are of an H200 and mean nothing elsewhere.
 """
 
 from __future__ import annotations

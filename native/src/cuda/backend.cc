@@ -5,6 +5,7 @@
 #include <string>
 
 #include "cuda/attention.h"
+#include "cuda/check.h"
 #include "cuda/chunk_plan.h"
 #include "cuda/cublas_lt.h"
 #include "cuda/current_device.h"
