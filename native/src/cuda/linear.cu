@@ -1,11 +1,10 @@
-#include "cuda/linear.h"
-
 #include <algorithm>
 #include <string>
 
 #include "cuda/cublas_lt.h"
 #include "cuda/input_rows.cuh"
 #include "cuda/launch.cuh"
+#include "cuda/linear.h"
 #include "cuda/linear_fp32.h"
 #include "cuda/products.h"
 
@@ -148,9 +147,8 @@ bool takes_wide(const LinearCall& call, const LinearContext& context) {
   if (context.fp32 || context.cublas_lt == nullptr || context.parts != 1) return false;
   const DeviceWeight& w = call.weight;
   const bool has_rows =
-      w.cache != nullptr ||
-      static_cast<size_t>(round_up(w.inputs, 8) * 128) * sizeof(__half) <=
-          context.weight_scratch_bytes;
+      w.cache != nullptr || static_cast<size_t>(round_up(w.inputs, 8) * 128) * sizeof(__half) <=
+                                context.weight_scratch_bytes;
   const auto aligned = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; };
   return has_rows && w.inputs % 8 == 0 && w.outputs % 8 == 0 && call.input.stride % 8 == 0 &&
          call.output.stride % 8 == 0 && aligned(call.input.rows) && aligned(call.output.data);
@@ -164,10 +162,10 @@ void linear_wide(cudaStream_t stream, const LinearCall& call, const LinearContex
   product.in = call.input.rows;
   product.in_stride = call.input.stride;
   product.weight_stride = w.cache != nullptr ? w.cache_stride : w.inputs;
-  const int64_t fit = w.cache != nullptr ? w.outputs
-                                         : static_cast<int64_t>(context.weight_scratch_bytes /
-                                                                sizeof(__half)) /
-                                               w.inputs / 128 * 128;
+  const int64_t fit = w.cache != nullptr
+                          ? w.outputs
+                          : static_cast<int64_t>(context.weight_scratch_bytes / sizeof(__half)) /
+                                w.inputs / 128 * 128;
   for (int64_t begin = 0; begin < w.outputs; begin += fit) {
     const int64_t end = std::min(begin + fit, w.outputs);
     product.outputs = end - begin;

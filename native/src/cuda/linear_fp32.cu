@@ -1,7 +1,6 @@
-#include "cuda/linear_fp32.h"
-
 #include "cuda/dequantize.cuh"
 #include "cuda/launch.cuh"
+#include "cuda/linear_fp32.h"
 
 namespace tinyloop::cuda {
 

@@ -34,7 +34,9 @@ __device__ __forceinline__ void copy_async(uint32_t to, const void* from, int by
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
                : "memory");
 }
-__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void commit_copies() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
 // Until at most kPending of this thread's groups are under way.
 template <int kPending>
 __device__ __forceinline__ void wait_for_copies() {

@@ -30,7 +30,9 @@ struct Tiling {
   static constexpr int kBlockTiles = kTiles * kAlong;
   static constexpr int kBlockRows = kRowTiles * kAcross * 8;
   static constexpr int kPitch = kSlabInputs * 2 + 16;  // bytes of a row of the input in a stage
-  __host__ __device__ static constexpr int stage_bytes(int slab) { return kBlockTiles * slab + kBlockRows * kPitch; }
+  __host__ __device__ static constexpr int stage_bytes(int slab) {
+    return kBlockTiles * slab + kBlockRows * kPitch;
+  }
 };
 
 // One slab of the block's weight tiles: a warp a tile.
@@ -39,7 +41,8 @@ __device__ __forceinline__ void fetch_weight(const TiledArguments& args, int64_t
                                              int slab, uint32_t stage) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   for (int t = static_cast<int>(threadIdx.x) / 32; t < T::kBlockTiles; t += T::kThreads / 32) {
-    if (first_tile + t >= args.tiles) break;  // its outputs are not stored: anything may stand there
+    if (first_tile + t >= args.tiles)
+      break;  // its outputs are not stored: anything may stand there
     const uint8_t* from =
         args.data + ((first_tile + t) * args.slabs + slab) * static_cast<int64_t>(args.slab_bytes);
     const uint32_t to = stage + t * args.slab_bytes;
@@ -120,9 +123,9 @@ struct TileSums {
         if constexpr (kKind == TensorKind::kF16) {
           constants[m] = LaneConstants{};
         } else {
-          const auto* words = reinterpret_cast<const uint32_t*>(weight + m * slab_bytes +
-                                                                constants_offset(kKind)) +
-                              quarter * 32 / group * kTileOutputs + lane / 4;
+          const auto* words =
+              reinterpret_cast<const uint32_t*>(weight + m * slab_bytes + constants_offset(kKind)) +
+              quarter * 32 / group * kTileOutputs + lane / 4;
           constants[m] = lane_constants<kKind>(words[0], words[8]);
         }
       }

@@ -1,7 +1,6 @@
-#include "cuda/weight.h"
-
 #include "cuda/dequantize.cuh"
 #include "cuda/launch.cuh"
+#include "cuda/weight.h"
 
 namespace tinyloop::cuda {
 
@@ -72,7 +71,10 @@ template <TensorKind kKind>
 __global__ void repack_kernel(Source source, int64_t tiles, int64_t slabs, uint8_t* data) {
   wait_for_previous();
   constexpr int kUnits = kTileOutputs * kSlabInputs / 512 *
-                         (kKind == TensorKind::kQ4 ? 1 : kKind == TensorKind::kQ8 ? 2 : 4) / 2;
+                         (kKind == TensorKind::kQ4   ? 1
+                          : kKind == TensorKind::kQ8 ? 2
+                                                     : 4) /
+                         2;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int64_t at = static_cast<int64_t>(blockIdx.x) * kWarpsPerBlock + threadIdx.x / 32;
   if (at >= tiles * slabs) return;
@@ -186,8 +188,8 @@ void repack(cudaStream_t stream, const StagedRows& from, const DeviceWeight& sha
   source.inputs = shape.inputs;
   source.group = shape.group;
   const int64_t tiles = weight_tiles(end - begin), slabs = weight_slabs(shape.inputs);
-  uint8_t* to = data + begin / kTileOutputs * slabs *
-                           slab_bytes(shape.kind, static_cast<int>(shape.group));
+  uint8_t* to =
+      data + begin / kTileOutputs * slabs * slab_bytes(shape.kind, static_cast<int>(shape.group));
   const Grid grid = warps(tiles * slabs);
   switch (shape.kind) {
     case TensorKind::kQ4:
