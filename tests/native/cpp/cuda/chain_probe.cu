@@ -190,9 +190,9 @@ __global__ void __launch_bounds__(128)
   __syncthreads();
   const long long before = clock64();
   if constexpr (kChain == Chain::kWgmmaShared || kChain == Chain::kWgmmaRegisters) {
-    wgmma_fence();
 #pragma unroll 1
     for (int i = 0; i < kSteps / 16; ++i) {
+      wgmma_fence();
 #pragma unroll
       for (int j = 0; j < 16; ++j) {
         if constexpr (kChain == Chain::kWgmmaShared) {

@@ -2,12 +2,12 @@
 // bit; then their speeds. Its own main: a line per check, tables behind them, exit status 1 if a
 // check failed.
 //
-// From the repository's root, in a folder OUT, on a machine with an sm_90a device (all files are
-// compiled side by side):
-//   for f in native/src/cuda/{weight,linear,linear_fp32,products_q4,products_q8,products_f16}.cu
-//            native/src/cuda/cublas_lt.cc tests/native/cpp/cuda/linear_test.cu; do
-//     nvcc -std=c++20 -O3 -gencode=arch=compute_90a,code=sm_90a -I native/src -I native/include
-//          -c $f -o OUT/$(basename $f).o & done; wait
+// From the repository's root, by bash, with a folder OUT, on a machine with an sm_90a device; the
+// files are compiled side by side:
+//   C='nvcc -std=c++20 -O3 -gencode=arch=compute_90a,code=sm_90a -I native/src -I native/include'
+//   P=native/src/cuda; T=tests/native/cpp/cuda/linear_test.cu
+//   ls $P/{weight,linear,linear_fp32,products_q4,products_q8,products_f16}.cu $P/cublas_lt.cc $T
+//     | xargs -P 8 -I F sh -c "$C -c F -o OUT/\$(basename F).o"
 //   nvcc OUT/*.o -ldl -o OUT/linear_test && OUT/linear_test [FOLDER with the nvidia wheels]
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
