@@ -111,16 +111,24 @@ __device__ __forceinline__ __half2 dequantize_high(uint32_t pair, const GroupCon
   return scaled(__hfma2(as_half2(pair), sixteenth, __hneg2(c.shifted_zero)), c);
 }
 
+// word & kMask | exponent in one instruction; the exponent must come in a register for that.
+template <uint32_t kMask>
+__device__ __forceinline__ uint32_t masked(uint32_t word, uint32_t exponent) {
+  uint32_t result;
+  asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(result) : "r"(word), "n"(kMask), "r"(exponent));
+  return result;
+}
+
 // Four registers of the A operand from a word of 4-bit codes.
 __device__ __forceinline__ void dequantize_q4(uint32_t word, const GroupConstants& low,
                                               const GroupConstants& high, uint32_t (&a)[4]) {
   constexpr uint32_t kExponent = 0x64006400u;  // 1024
   constexpr uint32_t kLow = 0x000F000Fu, kHigh = 0x00F000F0u;
   const uint32_t upper = word >> 8;
-  a[0] = as_bits(dequantize_low((word & kLow) | kExponent, low));
-  a[1] = as_bits(dequantize_high((word & kHigh) | kExponent, high));
-  a[2] = as_bits(dequantize_low((upper & kLow) | kExponent, low));
-  a[3] = as_bits(dequantize_high((upper & kHigh) | kExponent, high));
+  a[0] = as_bits(dequantize_low(masked<kLow>(word, kExponent), low));
+  a[1] = as_bits(dequantize_high(masked<kHigh>(word, kExponent), high));
+  a[2] = as_bits(dequantize_low(masked<kLow>(upper, kExponent), low));
+  a[3] = as_bits(dequantize_high(masked<kHigh>(upper, kExponent), high));
 }
 
 // Four registers of the A operand from two words of 8-bit codes.

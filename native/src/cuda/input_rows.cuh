@@ -72,16 +72,111 @@ __device__ __forceinline__ void store_four(float* to, float4 x) {
   *reinterpret_cast<float4*>(to) = x;
 }
 
+// ---- rows whose elements may all be loaded by four --------------------------------------------
+
+template <typename T>
+struct Four {};
+template <>
+struct Four<__half> {
+  using Bits = uint2;
+};
+template <>
+struct Four<float> {
+  using Bits = float4;
+};
+template <typename T>
+using FourBits = typename Four<T>::Bits;
+
+__device__ __forceinline__ float4 unpack(uint2 bits) {
+  const float2 low = __half22float2(*reinterpret_cast<const __half2*>(&bits.x));
+  const float2 high = __half22float2(*reinterpret_cast<const __half2*>(&bits.y));
+  return make_float4(low.x, low.y, high.x, high.y);
+}
+__device__ __forceinline__ float4 unpack(float4 x) { return x; }
+
+// to[k ..] = finish(k, fetch(k)) for k = begin, begin + step, .. below inputs, zeros from there up
+// to padded. Loads go ahead of all that waits for them.
+template <typename T, typename Fetch, typename Finish>
+__device__ __forceinline__ void form_fours(int64_t begin, int64_t step, int64_t inputs,
+                                           int64_t padded, T* to, Fetch fetch, Finish finish) {
+  constexpr int kAtOnce = 4;
+  for (int64_t k = begin; k < padded; k += kAtOnce * step) {
+    decltype(fetch(k)) raw[kAtOnce] = {};
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (k + i * step < inputs) raw[i] = fetch(k + i * step);
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int64_t at = k + i * step;
+      const float4 zeros = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+      if (at < padded) store_four(to + at, at < inputs ? finish(raw[i]) : zeros);
+    }
+  }
+}
+
+struct Normed {
+  float4 x, weight;
+};
+template <typename T>
+struct Gated {
+  FourBits<T> gate, up;
+};
+
+// form_row() where it can; false where rows are not aligned.
+template <typename T>
+__device__ __forceinline__ bool form_row_by_four(const LinearInput& input, int64_t r,
+                                                 int64_t inputs, int64_t begin, int64_t step, T* to,
+                                                 int64_t padded) {
+  if (inputs % 4 != 0) return false;
+  if (input.kind == InputKind::kState) {
+    const float* row = input.state + state_row(input, r) * inputs;
+    const float* weight = input.norm.present ? input.norm.weight : nullptr;
+    if (!loads_by_four(row) || !loads_by_four(weight)) return false;
+    const float factor = norm_factor(row, input.norm, inputs);
+    const auto fetch = [&](int64_t k) {
+      const float4 ones = make_float4(1.0f, 1.0f, 1.0f, 1.0f);  // change no bit
+      return Normed{load_four(row + k), weight != nullptr ? load_four(weight + k) : ones};
+    };
+    form_fours(begin, step, inputs, padded, to, fetch, [&](const Normed& n) {
+      return make_float4(__fmul_rn(__fmul_rn(n.x.x, factor), n.weight.x),
+                         __fmul_rn(__fmul_rn(n.x.y, factor), n.weight.y),
+                         __fmul_rn(__fmul_rn(n.x.z, factor), n.weight.z),
+                         __fmul_rn(__fmul_rn(n.x.w, factor), n.weight.w));
+    });
+    return true;
+  }
+  const T* row = static_cast<const T*>(input.rows) + r * input.stride;
+  if (input.kind == InputKind::kPair || !loads_by_four(row)) return false;
+  if (input.kind == InputKind::kRows) {
+    const auto fetch = [&](int64_t k) { return *reinterpret_cast<const FourBits<T>*>(row + k); };
+    form_fours(begin, step, inputs, padded, to, fetch,
+               [](FourBits<T> bits) { return unpack(bits); });
+    return true;
+  }
+  const auto fetch = [&](int64_t k) {
+    return Gated<T>{*reinterpret_cast<const FourBits<T>*>(row + k),
+                    *reinterpret_cast<const FourBits<T>*>(row + inputs + k)};
+  };
+  form_fours(begin, step, inputs, padded, to, fetch, [](const Gated<T>& bits) {
+    const float4 gate = unpack(bits.gate), up = unpack(bits.up);
+    return make_float4(silu_mul(gate.x, up.x), silu_mul(gate.y, up.y), silu_mul(gate.z, up.z),
+                       silu_mul(gate.w, up.w));
+  });
+  return true;
+}
+
 // Share `share` of `shares` of row r to `to`, zeros from `inputs` up to `padded` (a multiple of 4).
 // Called by a whole warp; the row is the same in all lanes.
 template <typename T>
 __device__ __forceinline__ void form_row(const LinearInput& input, int64_t r, int64_t inputs,
                                          int share, int shares, T* to, int64_t padded) {
-  const float factor = input_factor(input, r, inputs);
+  const int64_t begin = share * 128 + static_cast<int64_t>(threadIdx.x % 32) * 4;
   const int64_t step = static_cast<int64_t>(shares) * 128;
-#pragma unroll 4
-  for (int64_t k = share * 128 + static_cast<int64_t>(threadIdx.x % 32) * 4; k < padded;
-       k += step) {
+  if (form_row_by_four(input, r, inputs, begin, step, to, padded)) return;
+  const float factor = input_factor(input, r, inputs);
+#pragma unroll 1
+  for (int64_t k = begin; k < padded; k += step) {
     store_four(to + k, load_input<T>(input, factor, r, k, inputs));
   }
 }

@@ -86,6 +86,7 @@ template <TensorKind kKind, int kGroup>
 struct SlabStream {
   static constexpr int kBytes = slab_bytes(kKind, kGroup == 0 ? 1 : kGroup);
   static constexpr int kStages = kNarrowStages<kKind>;
+  using Registers = SlabRegisters<kKind, kGroup>;
   const uint8_t* from;  // this lane's first 16 bytes of slab 0
   uint8_t* ring;
   int stages, count, lane;
@@ -95,7 +96,11 @@ struct SlabStream {
     const uint32_t to = shared_address(ring) + stage * kBytes + lane * 16;
 #pragma unroll
     for (int at = 0; at < kBytes; at += 512) {
-      if (at + lane * 16 < kBytes) copy_async(to + at, source + at);
+      if (at + 512 <= kBytes) {
+        copy_async(to + at, source + at);
+      } else {
+        copy_async_if(at + lane * 16 < kBytes, to + at, source + at);
+      }
     }
   }
   // Always kStages groups, some of them empty where there are fewer slabs.
@@ -106,25 +111,32 @@ struct SlabStream {
       commit_copies();
     }
   }
+  // Takes slab i + 1 to registers, asks for the slab that follows in slab i's stage, and adds slab
+  // i, which is in registers already.
+  __device__ __forceinline__ void step(float (&c)[4], uint32_t rows, int i, int& stage,
+                                       const Registers& now, Registers& next) const {
+    const int next_stage = stage + 1 == stages ? 0 : stage + 1;
+    wait_for_copies<kStages - 2>();
+    __syncwarp();  // slab i + 1 is there, and all lanes have taken slab i
+    next.load(ring + next_stage * kBytes, lane);  // behind the last slab: not used
+    if (i + stages < count) fetch(i + stages, stage);
+    commit_copies();
+    now.multiply_into(c, rows + i * kSlabInputs * 2);
+    stage = next_stage;
+  }
   // c += the slabs in order, times the rows at `rows`.
   __device__ __forceinline__ void multiply_into(float (&c)[4], uint32_t rows) const {
-    SlabRegisters<kKind, kGroup> now, next;
+    Registers even, odd;
     wait_for_copies<kStages - 1>();
     __syncwarp();
-    now.load(ring, lane);
-    int stage = 0;
+    even.load(ring, lane);
+    int stage = 0, i = 0;
 #pragma unroll 1
-    for (int i = 0; i < count; ++i) {
-      const int next_stage = stage + 1 == stages ? 0 : stage + 1;
-      wait_for_copies<kStages - 2>();
-      __syncwarp();  // slab i + 1 is there, and all lanes have taken slab i
-      next.load(ring + next_stage * kBytes, lane);  // behind the last slab: not used
-      if (i + stages < count) fetch(i + stages, stage);
-      commit_copies();
-      now.multiply_into(c, rows + i * kSlabInputs * 2);
-      now = next;
-      stage = next_stage;
+    for (; i + 2 <= count; i += 2) {
+      step(c, rows, i, stage, even, odd);
+      step(c, rows, i + 1, stage, odd, even);
     }
+    if (i < count) step(c, rows, i, stage, even, odd);
   }
 };
 

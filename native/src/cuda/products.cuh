@@ -27,12 +27,16 @@ void allow_shared(Kernel* kernel, std::atomic<uint64_t>& devices_done) {
 
 // ---- narrow -----------------------------------------------------------------------------------
 
-// Tiles of a block: as many as keep the largest share of a multiprocessor least; on ties more, so
-// that fewer blocks form the input.
-inline int narrow_slots(int64_t tiles, int parts, int multiprocessors) {
+// Half of a multiprocessor's shared memory: what the next kernel can fill while this one runs.
+inline constexpr int kNarrowRing = 112 * 1024;
+
+// Tiles of a block, each with rings of tile_bytes: as many as keep the largest share of a
+// multiprocessor least; on ties more, so that fewer blocks form the input.
+inline int narrow_slots(int64_t tiles, int tile_bytes, int parts, int multiprocessors) {
+  const int most = std::min({4, kNarrowWarps / parts, std::max(1, kNarrowRing / tile_bytes)});
   int best = 1;
   int64_t best_share = INT64_MAX;
-  for (int slots = 1; slots <= std::min(4, kNarrowWarps / parts); ++slots) {
+  for (int slots = 1; slots <= most; ++slots) {
     const int64_t blocks = (tiles + slots - 1) / slots;
     const int64_t share = (blocks + multiprocessors - 1) / multiprocessors * slots;
     if (share <= best_share) {
@@ -41,6 +45,11 @@ inline int narrow_slots(int64_t tiles, int parts, int multiprocessors) {
     }
   }
   return best;
+}
+
+template <TensorKind kKind>
+int slab_bytes_of(const DeviceWeight& w) {
+  return slab_bytes(kKind, kKind == TensorKind::kF16 ? 1 : static_cast<int>(w.group));
 }
 
 template <TensorKind kKind>
@@ -55,8 +64,9 @@ NarrowArguments narrow_arguments(const LinearCall& call, const LinearContext& co
   args.slabs = static_cast<int>(weight_slabs(w.inputs));
   args.parts = context.parts;
   args.part_slabs = part_slabs(w.inputs, context.parts);
-  args.slots = narrow_slots(args.tiles, args.parts, context.multiprocessors);
   args.stages = std::min(kNarrowStages<kKind>, args.part_slabs);
+  args.slots = narrow_slots(args.tiles, args.parts * args.stages * slab_bytes_of<kKind>(w),
+                            args.parts, context.multiprocessors);
   args.input = call.input;
   args.output = call.output;
   return args;
@@ -73,11 +83,6 @@ inline Grid narrow_grid(const NarrowArguments& args, int slab) {
                       static_cast<size_t>(rows * row_pitch(args.slabs)) +
                       (args.parts > 1 ? grid.threads * sizeof(float4) : 0);
   return grid;
-}
-
-template <TensorKind kKind>
-int slab_bytes_of(const DeviceWeight& w) {
-  return slab_bytes(kKind, kKind == TensorKind::kF16 ? 1 : static_cast<int>(w.group));
 }
 
 template <TensorKind kKind>
