@@ -40,6 +40,16 @@ __device__ __forceinline__ float softmax_weight(float score, float c, float subt
   return exp2_fast(__fmaf_rn(score, c, -subtracted));
 }
 
+// A key that is not seen adds nothing, whatever its value's scale is.
+__device__ __forceinline__ float scaled_weight(float weight, float scale) {
+  return weight == 0.0f ? 0.0f : __fmul_rn(weight, scale);
+}
+
+// c: log2(e) / sqrt(head_dim).
+__device__ __forceinline__ float score_factor(int head_dim) {
+  return __fdiv_rn(kLog2E, __fsqrt_rn(static_cast<float>(head_dim)));
+}
+
 struct Merge {
   float keep, add;
 };

@@ -58,8 +58,8 @@ __device__ __forceinline__ Source source_of(const KvSegment& segment, const Head
 
 // ---- the segments of a prefix -------------------------------------------------------------------
 
-// Those of the plane, in position order, from one that holds keys of the current tile on. It holds
-// at least as many as a tile can touch, and moves on when the tiles leave it.
+// Those of the plane, in position order, from one that holds keys of the current tile on. As many
+// as a tile can touch; it moves on when the tiles leave it.
 struct Window {
   static constexpr int kSources = kTile;
   Source sources[kSources];
@@ -68,23 +68,31 @@ struct Window {
   int covered;  // tokens before this position are held
 };
 
-// By one warp: refills the window from segment `from` on with what ends behind `position`.
-__device__ __forceinline__ void fill_window(Window& window, const KvSegment* segments, int n,
-                                            int from, int position, const HeadPlace& place) {
-  const int lane = threadIdx.x % 32;
-  int count = 0, covered = position;
+// A prefix: segments that cover the positions below `end`.
+struct Prefix {
+  const KvSegment* segments;
+  int count;
+  int end;
+};
+
+// By one warp: the window becomes what ends behind `position`.
+__device__ __forceinline__ void fill_window(Window& window, const Prefix& prefix, int position,
+                                            const HeadPlace& place) {
+  const int lane = threadIdx.x % 32, n = prefix.count;
+  int from = 0, count = 0, covered = position;
   while (from < n && count < Window::kSources) {
     const int i = from + lane;
     bool wanted = false;
     if (i < n) {
-      const KvSegment& s = segments[i];
-      wanted = holds_plane(s, place.plane) && s.end > position && s.end > s.begin;
+      const KvSegment& s = prefix.segments[i];
+      wanted = holds_plane(s, place.plane) && s.end > position && s.begin < min(s.end, int64_t{prefix.end});
     }
     const unsigned all = __ballot_sync(0xFFFFFFFFu, wanted);
     const int at = count + __popc(all & ((1u << lane) - 1));
     const bool taken = wanted && at < Window::kSources;
     if (taken) {
-      const Source source = source_of(segments[i], place);
+      Source source = source_of(prefix.segments[i], place);
+      source.end = min(source.end, prefix.end);
       window.sources[at] = source;
       covered = source.end;
     }
@@ -101,25 +109,24 @@ __device__ __forceinline__ void fill_window(Window& window, const KvSegment* seg
   }
 }
 
-// A place in the window, the same in all threads.
+// The first source with keys of a tile; the same in all threads. Tiles come in ascending order, but
+// the last one that the prefix has keys of may come again.
 struct Cursor {
   int at = 0;
 };
 
-// By all threads: the window covers the prefix's keys of the tile, and the cursor stands at the
-// first source that has some.
-__device__ __forceinline__ void seek(Window& window, Cursor& cursor, const KvSegment* segments,
-                                     int n, int tile, int prefix_end, const HeadPlace& place) {
-  const int end = min(tile + kTile, prefix_end);
-  if (window.covered < end && window.next < n) {
-    // Sources from the cursor on may be needed again: refilled from the last segment that was
-    // taken before them. Chains this long are rare, so all are looked at again.
+// By all threads: where the tile's sources begin in a window that covers them.
+__device__ __forceinline__ int seek(Window& window, Cursor& cursor, const Prefix& prefix, int tile,
+                                    const HeadPlace& place) {
+  if (tile >= prefix.end) return window.count;
+  if (window.covered < min(tile + kTile, prefix.end) && window.next < prefix.count) {
     __syncthreads();
-    if (threadIdx.x < 32) fill_window(window, segments, n, 0, tile, place);
+    if (threadIdx.x < 32) fill_window(window, prefix, tile, place);
     __syncthreads();
     cursor.at = 0;
   }
   while (cursor.at < window.count && window.sources[cursor.at].end <= tile) ++cursor.at;
+  return cursor.at;
 }
 
 // ---- tiles in shared memory ---------------------------------------------------------------------
@@ -232,20 +239,20 @@ struct TileCopier {
     }
   }
 
-  // The tile's keys below `limit`: those of the window from the cursor on, then the sequence's own.
-  __device__ __forceinline__ Arriving start(Buffer& to, const Window& window, Cursor cursor,
+  // The tile's keys below `limit`: those of the window from source `first` on, then `own`.
+  __device__ __forceinline__ Arriving start(Buffer& to, const Window& window, int first,
                                             const Source* own, int tile, int limit) const {
     Arriving arriving;
     if (limit < tile + kTile) clear_rows(to, tile, limit);
-    for (int i = cursor.at; i <= window.count; ++i) {
-      const Source* source = i < window.count ? &window.sources[i] : own;
+    int i = first;
+    while (true) {
+      const bool shared = i < window.count && window.sources[i].begin < limit;
+      const Source* source = shared ? &window.sources[i] : own;
       if (source == nullptr) break;
-      if (i < window.count && source->begin >= limit) {
-        i = window.count - 1;
-        continue;
-      }
       const int begin = max(source->begin - tile, 0), end = min(source->end, limit) - tile;
       if (begin < end) start_rows(to, *source, tile, begin, end, arriving);
+      if (!shared) break;
+      ++i;
     }
     commit_copies();
     return arriving;
