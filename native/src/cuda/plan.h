@@ -29,7 +29,6 @@ struct AttentionPlan {
 };
 
 // Keys that one partial softmax covers, cut by absolute position.
-inline constexpr int64_t kSpan = 256;
-static_assert(kSpan % kKeyTile == 0);
+inline constexpr int64_t kSpan = kKeyTile;
 
 }  // namespace tinyloop::cuda

@@ -1,0 +1,614 @@
+// Attention of many rows: a thread block has up to kBlockVectors query vectors of one item and one
+// K/V head. Tiles that the whole item shares come first and are multiplied by all; then, piece by
+// piece, the tiles that only the piece sees. The next tile is always on its way.
+#include <algorithm>
+
+#include "cuda/attention_tiles.cuh"
+
+namespace tinyloop::cuda {
+namespace {
+
+template <int kDim>
+inline constexpr int kWarps = kDim > 128 ? 8 : 4;
+// Tiles of 16 query vectors of one warp: two of them share each fragment of keys and values.
+template <int kDim>
+inline constexpr int kRowTiles = kBlockVectors / 16 / kWarps<kDim>;
+
+// A piece, small enough that a block keeps all of its item's.
+struct OwnKeys {
+  const uint8_t* keys;
+  const uint8_t* values;
+  const __half* scales;
+  int row;       // the pass's
+  int position;  // of the first row; where all rows see the same keys, `end`
+  int end;       // of the keys that the last row sees
+  uint8_t first_row;  // the item's
+  uint8_t rows;
+  bool aligned;
+};
+
+template <int kDim>
+struct ManyShared {
+  __half queries[kBlockVectors * kRowStride<kDim>];  // at the end the outputs
+  TileBuffer<kDim> buffers[2];
+  Window window;
+  OwnKeys pieces[kBlockVectors];
+  int rows[kBlockVectors];  // the pass's row of each row of the item
+  int warp_rows[kBlockVectors / 32];
+};
+
+// A tile that is folded next: of piece `piece`, or with -1 of the whole item.
+struct Step {
+  int piece;
+  int tile;
+  int limit;  // end of the keys
+};
+
+// How many keys of a tile a row of a piece sees: below 1 none, above kTile all.
+__device__ __forceinline__ int keys_seen(const OwnKeys& piece, int item_row, int tile) {
+  return min(piece.position + item_row - piece.first_row + 1, piece.end) - tile;
+}
+
+// What all threads of a block know.
+struct Work {
+  HeadPlace place;
+  Prefix prefix;
+  int shared;  // end of the tiles that the whole item sees
+  int rows, pieces, group;
+};
+
+// ---- what a warp has of its query vectors -------------------------------------------------------
+
+template <int kDim>
+struct WarpState {
+  float o[kRowTiles<kDim>][kDim / 8][4] = {};
+  float maximum[kRowTiles<kDim>][2];
+  float sum[kRowTiles<kDim>][2] = {};
+};
+
+// Keys of the tile that each vector of a lane sees.
+template <int kDim>
+struct Seen {
+  int keys[kRowTiles<kDim>][2];
+};
+
+template <int kDim>
+using Scores = float[kRowTiles<kDim>][kTile / 8][4];
+template <int kDim>
+using Weights = uint32_t[kRowTiles<kDim>][kTile / 16][4];
+
+template <int kDim>
+__device__ __forceinline__ void score_tile(uint32_t queries, uint32_t keys, Scores<kDim>& s) {
+  constexpr int kStride = kRowStride<kDim> * 2;
+#pragma unroll
+  for (int k = 0; k < kDim / 16; ++k) {
+    uint32_t a[kRowTiles<kDim>][4];
+#pragma unroll
+    for (int t = 0; t < kRowTiles<kDim>; ++t) {
+      load_matrices(a[t], queries + t * 16 * kStride + k * 32);
+    }
+#pragma unroll
+    for (int n = 0; n < kTile / 16; ++n) {
+      uint32_t b[4];
+      load_matrices(b, keys + n * 16 * kStride + k * 32);
+#pragma unroll
+      for (int t = 0; t < kRowTiles<kDim>; ++t) {
+        multiply(s[t][2 * n], a[t], b[0], b[1]);
+        multiply(s[t][2 * n + 1], a[t], b[2], b[3]);
+      }
+    }
+  }
+}
+
+template <int kDim>
+__device__ __forceinline__ void scale_scores(const float* scales, Scores<kDim>& s) {
+#pragma unroll
+  for (int n = 0; n < kTile / 8; ++n) {
+    const float2 scale = *reinterpret_cast<const float2*>(scales + n * 8);
+#pragma unroll
+    for (int t = 0; t < kRowTiles<kDim>; ++t) {
+      s[t][n][0] = __fmul_rn(s[t][n][0], scale.x);
+      s[t][n][1] = __fmul_rn(s[t][n][1], scale.y);
+      s[t][n][2] = __fmul_rn(s[t][n][2], scale.x);
+      s[t][n][3] = __fmul_rn(s[t][n][3], scale.y);
+    }
+  }
+}
+
+template <int kDim>
+__device__ __forceinline__ void mask_scores(const Seen<kDim>& seen, Scores<kDim>& s) {
+  const int first = threadIdx.x % 4 * 2;
+#pragma unroll
+  for (int t = 0; t < kRowTiles<kDim>; ++t) {
+#pragma unroll
+    for (int n = 0; n < kTile / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (n * 8 + first + i % 2 >= seen.keys[t][i / 2]) s[t][n][i] = minus_infinity();
+      }
+    }
+  }
+}
+
+// Scores become weights (in FP32), and the state's maxima move.
+template <int kDim>
+__device__ __forceinline__ void weigh_scores(float c, Scores<kDim>& s, WarpState<kDim>& state,
+                                             Merge (&merge)[kRowTiles<kDim>][2]) {
+#pragma unroll
+  for (int t = 0; t < kRowTiles<kDim>; ++t) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float largest = fmaxf(s[t][0][2 * h], s[t][0][2 * h + 1]);
+#pragma unroll
+      for (int n = 1; n < kTile / 8; ++n) {
+        largest = fmaxf(largest, fmaxf(s[t][n][2 * h], s[t][n][2 * h + 1]));
+      }
+      const float top = tile_top(row_max(largest), c);
+      const float subtracted = subtrahend(top);
+#pragma unroll
+      for (int n = 0; n < kTile / 8; ++n) {
+        s[t][n][2 * h] = softmax_weight(s[t][n][2 * h], c, subtracted);
+        s[t][n][2 * h + 1] = softmax_weight(s[t][n][2 * h + 1], c, subtracted);
+      }
+      merge[t][h] = merge_top(state.maximum[t][h], top);
+    }
+  }
+}
+
+template <int kDim>
+__device__ __forceinline__ void round_weights(const Scores<kDim>& s, Weights<kDim>& p) {
+#pragma unroll
+  for (int t = 0; t < kRowTiles<kDim>; ++t) {
+#pragma unroll
+    for (int k = 0; k < kTile / 16; ++k) {
+      p[t][k][0] = pack_halves(s[t][2 * k][0], s[t][2 * k][1]);
+      p[t][k][1] = pack_halves(s[t][2 * k][2], s[t][2 * k][3]);
+      p[t][k][2] = pack_halves(s[t][2 * k + 1][0], s[t][2 * k + 1][1]);
+      p[t][k][3] = pack_halves(s[t][2 * k + 1][2], s[t][2 * k + 1][3]);
+    }
+  }
+}
+
+template <int kDim>
+__device__ __forceinline__ void add_sums(const Weights<kDim>& p,
+                                         const Merge (&merge)[kRowTiles<kDim>][2],
+                                         WarpState<kDim>& state) {
+#pragma unroll
+  for (int t = 0; t < kRowTiles<kDim>; ++t) {
+    float sum[4] = {};
+#pragma unroll
+    for (int k = 0; k < kTile / 16; ++k) multiply(sum, p[t][k], kHalfOnes, kHalfOnes);
+    state.sum[t][0] = merged(state.sum[t][0], sum[0], merge[t][0]);
+    state.sum[t][1] = merged(state.sum[t][1], sum[2], merge[t][1]);
+  }
+}
+
+template <int kDim>
+__device__ __forceinline__ void scale_weights(const float* scales, Scores<kDim>& s) {
+#pragma unroll
+  for (int n = 0; n < kTile / 8; ++n) {
+    const float2 scale = *reinterpret_cast<const float2*>(scales + n * 8);
+#pragma unroll
+    for (int t = 0; t < kRowTiles<kDim>; ++t) {
+      s[t][n][0] = scaled_weight(s[t][n][0], scale.x);
+      s[t][n][1] = scaled_weight(s[t][n][1], scale.y);
+      s[t][n][2] = scaled_weight(s[t][n][2], scale.x);
+      s[t][n][3] = scaled_weight(s[t][n][3], scale.y);
+    }
+  }
+}
+
+// ---- values -------------------------------------------------------------------------------------
+
+// Keeps the keys below `seen` of a fragment's register that begins with key `key`.
+__device__ __forceinline__ uint32_t seen_values(uint32_t pair, int key, int seen) {
+  return key + 1 < seen ? pair : key < seen ? pair & 0xFFFFu : 0u;
+}
+
+// A weight of 0 does not keep out a value that is no number. Where a product is none, it is made
+// again for each row alone, of the keys that the row sees. Rare: a sequence broken by NaN, whose
+// last tile is read with rows before it.
+template <int kDim>
+__device__ __noinline__ void multiply_seen(uint32_t values, const uint32_t (&p)[kTile / 16][4],
+                                           int seen_low, int seen_high, float (&o)[2][4]) {
+  constexpr int kStride = kRowStride<kDim> * 2;
+  const int lane = threadIdx.x % 32, key = lane % 4 * 2;
+  for (int row = 0; row < 16; ++row) {
+    const int seen = __shfl_sync(0xFFFFFFFFu, row < 8 ? seen_low : seen_high, row % 8 * 4);
+    float own[2][4] = {};
+#pragma unroll
+    for (int k = 0; k < kTile / 16; ++k) {
+      uint32_t b[4];
+      load_matrices_transposed(b, values + k * 16 * kStride);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) b[i] = seen_values(b[i], k * 16 + i % 2 * 8 + key, seen);
+      multiply(own[0], p[k], b[0], b[1]);
+      multiply(own[1], p[k], b[2], b[3]);
+    }
+    if (lane / 4 != row % 8) continue;
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      if (row < 8) {
+        o[n][0] = own[n][0];
+        o[n][1] = own[n][1];
+      } else {
+        o[n][2] = own[n][2];
+        o[n][3] = own[n][3];
+      }
+    }
+  }
+}
+
+__device__ __forceinline__ bool is_finite(float x) { return fabsf(x) <= 3.402823466e38f; }
+
+template <int kDim, bool kMasked>
+__device__ __forceinline__ void add_values(uint32_t values, const Weights<kDim>& p,
+                                           const Seen<kDim>& seen,
+                                           const Merge (&merge)[kRowTiles<kDim>][2],
+                                           WarpState<kDim>& state) {
+  constexpr int kStride = kRowStride<kDim> * 2;
+#pragma unroll
+  for (int c = 0; c < kDim / 16; ++c) {
+    float o[kRowTiles<kDim>][2][4] = {};
+#pragma unroll
+    for (int k = 0; k < kTile / 16; ++k) {
+      uint32_t b[4];
+      load_matrices_transposed(b, values + k * 16 * kStride + c * 32);
+#pragma unroll
+      for (int t = 0; t < kRowTiles<kDim>; ++t) {
+        multiply(o[t][0], p[t][k], b[0], b[1]);
+        multiply(o[t][1], p[t][k], b[2], b[3]);
+      }
+    }
+#pragma unroll
+    for (int t = 0; t < kRowTiles<kDim>; ++t) {
+      if constexpr (kMasked) {
+        bool finite = true;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) finite &= is_finite(o[t][i / 4][i % 4]);
+        if (__any_sync(0xFFFFFFFFu, !finite)) {
+          multiply_seen<kDim>(values + c * 32, p[t], seen.keys[t][0], seen.keys[t][1], o[t]);
+        }
+      }
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          float& total = state.o[t][2 * c + n][i];
+          total = merged(total, o[t][n][i], merge[t][i / 2]);
+        }
+      }
+    }
+  }
+}
+
+// ---- a block's work -----------------------------------------------------------------------------
+
+template <int kDim>
+struct ManyBlock {
+  using Shared = ManyShared<kDim>;
+  using Copier = TileCopier<kDim, 32 * kWarps<kDim>>;
+  static constexpr int kTiles = kRowTiles<kDim>;
+  static constexpr int kWarpVectors = 16 * kTiles;
+
+  Shared& shared;
+  Work work;
+  Copier copier;
+
+  __device__ __forceinline__ static int warp() { return threadIdx.x / 32; }
+  __device__ __forceinline__ static int lane() { return threadIdx.x % 32; }
+
+  // The item's pieces, and where its rows are.
+  __device__ __forceinline__ void take_pieces(const AttentionPiece* pieces) {
+    const int i = threadIdx.x;
+    int rows = i < work.pieces ? static_cast<int>(pieces[i].rows) : 0;
+    int end = rows;  // in the item, of the piece's rows
+    for (int step = 1; step < 32; step *= 2) {
+      const int before = __shfl_up_sync(0xFFFFFFFFu, end, step);
+      if (lane() >= step) end += before;
+    }
+    if (i < kBlockVectors && lane() == 31) shared.warp_rows[warp()] = end;
+    __syncthreads();
+    for (int w = 0; w < warp() && w < kBlockVectors / 32; ++w) end += shared.warp_rows[w];
+    if (i < work.pieces) {
+      const AttentionPiece& piece = pieces[i];
+      const Source own = source_of(piece.own, work.place);
+      const bool open = piece.open_end != 0;
+      OwnKeys& to = shared.pieces[i];
+      to.keys = own.keys;
+      to.values = own.values;
+      to.scales = own.scales;
+      to.aligned = own.aligned;
+      to.row = static_cast<int>(piece.row);
+      to.end = static_cast<int>(open ? piece.open_end : piece.position + piece.rows);
+      to.position = open ? to.end : static_cast<int>(piece.position);
+      to.first_row = static_cast<uint8_t>(end - rows);
+      to.rows = static_cast<uint8_t>(rows);
+    }
+    __syncthreads();
+    if (i >= work.rows || i >= kBlockVectors) return;
+    int low = 0, high = work.pieces - 1;  // the last piece that begins at row i or before
+    while (low < high) {
+      const int middle = (low + high + 1) / 2;
+      if (shared.pieces[middle].first_row <= i) {
+        low = middle;
+      } else {
+        high = middle - 1;
+      }
+    }
+    shared.rows[i] = shared.pieces[low].row + i - shared.pieces[low].first_row;
+  }
+
+  // The element where the head of a query vector begins in rows of stride `stride`; -1: no vector.
+  __device__ __forceinline__ int64_t vector_offset(int vector, int64_t stride) const {
+    const int row = vector / work.group;
+    if (row >= work.rows) return -1;
+    const int head = work.place.kv_head * work.group + vector % work.group;
+    return shared.rows[row] * stride + static_cast<int64_t>(head) * work.place.head_dim;
+  }
+
+  __device__ __forceinline__ void start_queries(const __half* queries, int64_t stride,
+                                                bool aligned) {
+    const int chunk = copier.chunk();
+    if (chunk >= Copier::kChunks) return;
+    const int bytes = min(max(work.place.head_dim - chunk * 8, 0), 8) * 2;
+    for (int v = copier.row(0); v < kBlockVectors; v += Copier::kPassRows) {
+      __half* to = shared.queries + v * kRowStride<kDim> + chunk * 8;
+      const int64_t at = vector_offset(v, stride);
+      if (at < 0 || bytes == 0) {
+        *reinterpret_cast<uint4*>(to) = uint4{0, 0, 0, 0};
+      } else if (aligned) {
+        copy_async(shared_address(to), queries + at + chunk * 8, bytes);
+      } else {
+        copy_elements(reinterpret_cast<uint8_t*>(to),
+                      reinterpret_cast<const uint8_t*>(queries + at + chunk * 8), bytes, 16);
+      }
+    }
+  }
+
+  __device__ __forceinline__ Arriving start_tile(int stage, const Step& step, Cursor& cursor) {
+    const int first = seek(shared.window, cursor, work.prefix, step.tile, work.place);
+    Source own;
+    if (step.piece >= 0) {
+      const OwnKeys& piece = shared.pieces[step.piece];
+      own.keys = piece.keys;
+      own.values = piece.values;
+      own.scales = piece.scales;
+      own.begin = work.prefix.end;
+      own.end = piece.end;
+      own.aligned = piece.aligned;
+    }
+    return copier.start(shared.buffers[stage], shared.window, first,
+                        step.piece >= 0 ? &own : nullptr, step.tile, step.limit);
+  }
+
+  __device__ __forceinline__ Step piece_step(int piece, int tile) const {
+    const int limit = piece < 0 ? tile + kTile : min(tile + kTile, shared.pieces[piece].end);
+    return {piece, tile, limit};
+  }
+  __device__ __forceinline__ Step first_step() const {
+    return work.shared > 0 ? piece_step(-1, 0) : piece_step(0, 0);
+  }
+  // False: that was the last one.
+  __device__ __forceinline__ bool advance(Step& step) const {
+    const int end = step.piece < 0 ? work.shared : shared.pieces[step.piece].end;
+    if (step.tile + kTile < end) {
+      step = piece_step(step.piece, step.tile + kTile);
+      return true;
+    }
+    if (step.piece + 1 == work.pieces) return false;
+    step = piece_step(step.piece + 1, work.shared);
+    return true;
+  }
+
+  enum class View { kNone, kSome, kAll };
+  // What this warp's vectors see of a step's tile.
+  __device__ __forceinline__ View view(const Step& step, const int (&rows)[kTiles][2],
+                                       Seen<kDim>& seen) const {
+    const int first = warp() * kWarpVectors / work.group;
+    const int last = min((warp() * kWarpVectors + kWarpVectors - 1) / work.group, work.rows - 1);
+    if (first > last) return View::kNone;
+    if (step.piece < 0) return View::kAll;
+    const OwnKeys& piece = shared.pieces[step.piece];
+    const int low = max(first, static_cast<int>(piece.first_row));
+    const int high = min(last, piece.first_row + piece.rows - 1);
+    if (low > high || keys_seen(piece, high, step.tile) <= 0) return View::kNone;
+    if (low == first && high == last && keys_seen(piece, low, step.tile) >= kTile) {
+      return View::kAll;
+    }
+#pragma unroll
+    for (int i = 0; i < 2 * kTiles; ++i) {
+      const int row = rows[i / 2][i % 2];
+      seen.keys[i / 2][i % 2] =
+          row >= low && row <= high ? keys_seen(piece, row, step.tile) : 0;
+    }
+    return View::kSome;
+  }
+
+  __device__ __forceinline__ void fold(int stage, bool scaled, View view, const Seen<kDim>& seen,
+                                       float c, WarpState<kDim>& state) const {
+    const TileBuffer<kDim>& buffer = shared.buffers[stage];
+    const int l = lane();
+    const uint32_t queries =
+        shared_address(shared.queries + (warp() * kWarpVectors + l % 16) * kRowStride<kDim> +
+                       l / 16 * 8);
+    const uint32_t keys =
+        shared_address(buffer.keys + (l % 8 + l / 16 * 8) * kRowStride<kDim> + l / 8 % 2 * 8);
+    const uint32_t values =
+        shared_address(buffer.values + l % 16 * kRowStride<kDim> + l / 16 * 8);
+    Scores<kDim> s = {};
+    score_tile<kDim>(queries, keys, s);
+    if (scaled) scale_scores<kDim>(buffer.key_scales + l % 4 * 2, s);
+    if (view == View::kSome) mask_scores<kDim>(seen, s);
+    Merge merge[kTiles][2];
+    weigh_scores<kDim>(c, s, state, merge);
+    Weights<kDim> p;
+    round_weights<kDim>(s, p);
+    add_sums<kDim>(p, merge, state);
+    if (scaled) {
+      scale_weights<kDim>(buffer.value_scales + l % 4 * 2, s);
+      round_weights<kDim>(s, p);
+    }
+    if (view == View::kSome) {
+      add_values<kDim, true>(values, p, seen, merge, state);
+    } else {
+      add_values<kDim, false>(values, p, seen, merge, state);
+    }
+  }
+
+  __device__ __forceinline__ void run(WarpState<kDim>& state) {
+    int rows[kTiles][2];
+#pragma unroll
+    for (int i = 0; i < 2 * kTiles; ++i) {
+      const int vector = warp() * kWarpVectors + i / 2 * 16 + i % 2 * 8 + lane() / 4;
+      rows[i / 2][i % 2] = vector / work.group;
+      state.maximum[i / 2][i % 2] = minus_infinity();
+    }
+    const float c = score_factor(work.place.head_dim);
+    Cursor cursor;
+    Step now = {}, next = first_step();
+    Arriving came, coming;
+    bool begun = false, more = true;
+    for (int stage = 0;; stage ^= 1) {
+      if (more) coming = start_tile(stage, next, cursor);
+      if (begun) {
+        Seen<kDim> seen;
+        const View seen_by_warp = view(now, rows, seen);
+        if (seen_by_warp != View::kNone) {
+          fold(stage ^ 1, came.scaled, seen_by_warp, seen, c, state);
+        }
+      }
+      if (!more) return;
+      now = next;
+      came = coming;
+      begun = true;
+      more = advance(next);
+      wait_for_copies<0>();
+      copier.finish(shared.buffers[stage], came);
+      __syncthreads();
+    }
+  }
+
+  // Through the warp's own part of the queries' memory, so that whole rows are written.
+  __device__ __forceinline__ void store(const WarpState<kDim>& state, __half* out, int64_t stride,
+                                        bool aligned) const {
+    const int first = warp() * kWarpVectors;
+    __syncwarp();
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const float inverse = divisor(state.sum[t][h]);
+        __half* row = shared.queries +
+                      (first + t * 16 + h * 8 + lane() / 4) * kRowStride<kDim> + lane() % 4 * 2;
+#pragma unroll
+        for (int n = 0; n < kDim / 8; ++n) {
+          *reinterpret_cast<uint32_t*>(row + n * 8) =
+              pack_halves(quotient(state.o[t][n][2 * h], inverse),
+                          quotient(state.o[t][n][2 * h + 1], inverse));
+        }
+      }
+    }
+    __syncwarp();
+    for (int i = lane(); i < kWarpVectors * Copier::kChunks; i += 32) {
+      const int vector = first + i / Copier::kChunks, column = i % Copier::kChunks * 8;
+      const int64_t at = vector_offset(vector, stride);
+      if (at < 0) continue;
+      const __half* from = shared.queries + vector * kRowStride<kDim> + column;
+      const int n = min(work.place.head_dim - column, 8);
+      if (aligned && n == 8) {
+        *reinterpret_cast<uint4*>(out + at + column) = *reinterpret_cast<const uint4*>(from);
+      } else {
+        for (int e = 0; e < n; ++e) out[at + column + e] = from[e];
+      }
+    }
+  }
+};
+
+struct ManyArguments {
+  AttentionPlan plan;
+  int64_t plane;
+  const __half* queries;
+  __half* out;
+  int64_t query_stride, out_stride;
+  int group, n_kv_heads, head_dim;
+  bool aligned_queries, aligned_out;
+};
+
+template <int kDim>
+__global__ void __launch_bounds__(32 * kWarps<kDim>, kDim > 128 ? 1 : 2)
+    many_kernel(const ManyArguments a) {
+  extern __shared__ __align__(16) unsigned char memory[];
+  wait_for_previous();
+  let_next_start();
+  // The last items of a sequence see the most keys: they begin first.
+  const Item item = a.plan.items[a.plan.n_items - 1 - static_cast<int>(blockIdx.y)];
+  if (item.rows == 0) return;
+  Work work;
+  work.place = {a.plane, static_cast<int>(blockIdx.x), a.n_kv_heads, a.head_dim};
+  work.prefix = {a.plan.segments + item.first_segment, item.n_segments,
+                 static_cast<int>(item.prefix_length)};
+  work.shared = work.prefix.end / kTile * kTile;
+  work.rows = static_cast<int>(item.rows);
+  work.pieces = item.n_pieces;
+  work.group = a.group;
+  ManyBlock<kDim> block{*reinterpret_cast<ManyShared<kDim>*>(memory), work, {work.place}};
+  if (threadIdx.x / 32 == kWarps<kDim> - 1) {
+    fill_window(block.shared.window, work.prefix, 0, work.place);
+  }
+  block.take_pieces(a.plan.pieces + item.first_piece);
+  __syncthreads();
+  block.start_queries(a.queries, a.query_stride, a.aligned_queries);
+  WarpState<kDim> state;
+  block.run(state);
+  block.store(state, a.out, a.out_stride, a.aligned_out);
+}
+
+bool aligned_rows(const Rows& rows, int64_t head_dim) {
+  return reinterpret_cast<uintptr_t>(rows.data) % 16 == 0 && rows.stride % 8 == 0 &&
+         head_dim % 8 == 0;
+}
+
+template <int kDim>
+void launch_many(cudaStream_t stream, const AttentionCall& call) {
+  const HeadShape& shape = call.shape;
+  ManyArguments a;
+  a.plan = call.plan;
+  a.plane = call.plane;
+  a.queries = reinterpret_cast<const __half*>(call.queries.data);
+  a.out = reinterpret_cast<__half*>(call.out.data);
+  a.query_stride = call.queries.stride;
+  a.out_stride = call.out.stride;
+  a.group = static_cast<int>(shape.n_q_heads / shape.n_kv_heads);
+  a.n_kv_heads = static_cast<int>(shape.n_kv_heads);
+  a.head_dim = static_cast<int>(shape.head_dim);
+  a.aligned_queries = aligned_rows(call.queries, shape.head_dim);
+  a.aligned_out = aligned_rows(call.out, shape.head_dim);
+  constexpr size_t kBytes = sizeof(ManyShared<kDim>);
+  check(cudaFuncSetAttribute(many_kernel<kDim>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             static_cast<int>(kBytes)),
+        "give the attention kernel its shared memory");
+  const Grid grid{dim3(static_cast<unsigned>(shape.n_kv_heads),
+                       static_cast<unsigned>(call.plan.n_items)),
+                  32 * kWarps<kDim>, kBytes};
+  launch(stream, grid, many_kernel<kDim>, a);
+}
+
+}  // namespace
+
+void attention_many(cudaStream_t stream, const AttentionCall& call) {
+  switch (padded_head_dim(call.shape.head_dim)) {
+    case 32:
+      return launch_many<32>(stream, call);
+    case 64:
+      return launch_many<64>(stream, call);
+    case 96:
+      return launch_many<96>(stream, call);
+    case 128:
+      return launch_many<128>(stream, call);
+    default:
+      return launch_many<256>(stream, call);
+  }
+}
+
+}  // namespace tinyloop::cuda

@@ -1,0 +1,283 @@
+// Tiles of keys and values on their way into shared memory, and the segments they come from.
+#pragma once
+
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+#include "cuda/attention_fold.cuh"
+#include "cuda/attention_kernels.h"
+#include "cuda/launch.cuh"
+#include "kv.h"
+
+namespace tinyloop::cuda {
+
+inline constexpr int kTile = static_cast<int>(kKeyTile);
+
+// One head of a segment's plane.
+struct Source {
+  const uint8_t* keys = nullptr;  // of token `begin`
+  const uint8_t* values = nullptr;
+  const __half* scales = nullptr;  // of the key of token `begin`; null: elements are halves
+  int begin = 0;
+  int end = 0;
+  bool aligned = false;  // eight elements can be copied at once
+};
+
+// Which head of which plane, and how rows of it lie.
+struct HeadPlace {
+  int64_t plane;
+  int kv_head, n_kv_heads, head_dim;
+};
+
+__device__ __forceinline__ bool holds_plane(const KvSegment& segment, int64_t plane) {
+  return plane >= segment.first_plane && plane < segment.last_plane;
+}
+
+__device__ __forceinline__ Source source_of(const KvSegment& segment, const HeadPlace& at) {
+  const bool codes = segment.format == KvFormat::kInt8;
+  const auto plane = static_cast<size_t>(at.plane - segment.first_plane);
+  const int bytes = codes ? 1 : 2;
+  const size_t offset =
+      plane * segment.plane_bytes + static_cast<size_t>(at.kv_head) * at.head_dim * bytes;
+  Source source;
+  source.keys = segment.keys + offset;
+  source.values = segment.values + offset;
+  if (codes) {
+    source.scales = reinterpret_cast<const __half*>(segment.scales) +
+                    plane * segment.plane_scales + at.kv_head;
+  }
+  source.begin = static_cast<int>(segment.begin);
+  source.end = static_cast<int>(segment.end);
+  const auto bits = reinterpret_cast<uintptr_t>(source.keys) |
+                    reinterpret_cast<uintptr_t>(source.values) |
+                    static_cast<uintptr_t>(at.n_kv_heads) * at.head_dim * bytes;
+  source.aligned = bits % (8 * bytes) == 0;
+  return source;
+}
+
+// ---- the segments of a prefix -------------------------------------------------------------------
+
+// Those of the plane, in position order, from one that holds keys of the current tile on. As many
+// as a tile can touch; it moves on when the tiles leave it.
+struct Window {
+  static constexpr int kSources = kTile;
+  Source sources[kSources];
+  int count;
+  int next;     // segment behind the last one taken
+  int covered;  // tokens before this position are held
+};
+
+// A prefix: segments that cover the positions below `end`.
+struct Prefix {
+  const KvSegment* segments;
+  int count;
+  int end;
+};
+
+// By one warp: the window becomes what ends behind `position`.
+__device__ __forceinline__ void fill_window(Window& window, const Prefix& prefix, int position,
+                                            const HeadPlace& place) {
+  const int lane = threadIdx.x % 32, n = prefix.count;
+  int from = 0, count = 0, covered = position;
+  while (from < n && count < Window::kSources) {
+    const int i = from + lane;
+    bool wanted = false;
+    if (i < n) {
+      const KvSegment& s = prefix.segments[i];
+      wanted = holds_plane(s, place.plane) && s.end > position && s.begin < min(s.end, int64_t{prefix.end});
+    }
+    const unsigned all = __ballot_sync(0xFFFFFFFFu, wanted);
+    const int at = count + __popc(all & ((1u << lane) - 1));
+    const bool taken = wanted && at < Window::kSources;
+    if (taken) {
+      Source source = source_of(prefix.segments[i], place);
+      source.end = min(source.end, prefix.end);
+      window.sources[at] = source;
+      covered = source.end;
+    }
+    const unsigned took = __ballot_sync(0xFFFFFFFFu, taken);
+    if (took != 0) covered = __shfl_sync(0xFFFFFFFFu, covered, 31 - __clz(took));
+    count += __popc(took);
+    // Where not all of them fit, the first one left out is the next.
+    from += took == all ? 32 : __ffs(all & ~took) - 1;
+  }
+  if (lane == 0) {
+    window.count = count;
+    window.next = from < n ? from : n;
+    window.covered = covered;
+  }
+}
+
+// The first source with keys of a tile; the same in all threads. Tiles come in ascending order, but
+// the last one that the prefix has keys of may come again.
+struct Cursor {
+  int at = 0;
+};
+
+// By all threads: where the tile's sources begin in a window that covers them.
+__device__ __forceinline__ int seek(Window& window, Cursor& cursor, const Prefix& prefix, int tile,
+                                    const HeadPlace& place) {
+  if (tile >= prefix.end) return window.count;
+  if (window.covered < min(tile + kTile, prefix.end) && window.next < prefix.count) {
+    __syncthreads();
+    if (threadIdx.x < 32) fill_window(window, prefix, tile, place);
+    __syncthreads();
+    cursor.at = 0;
+  }
+  while (cursor.at < window.count && window.sources[cursor.at].end <= tile) ++cursor.at;
+  return cursor.at;
+}
+
+// ---- tiles in shared memory ---------------------------------------------------------------------
+
+// Rows are padded by 16 bytes, so that eight rows of a matrix lie in different banks.
+template <int kDim>
+inline constexpr int kRowStride = kDim + 8;
+
+template <int kDim>
+struct TileBuffer {
+  __half keys[kTile * kRowStride<kDim>];
+  __half values[kTile * kRowStride<kDim>];
+  float key_scales[kTile];
+  float value_scales[kTile];
+};
+
+// What a thread must know about the copies it has started.
+struct Arriving {
+  uint32_t codes = 0;   // bit i: its row i came as codes
+  float scale = 0.0f;   // of key (or, from thread kTile on, value) threadIdx.x % kTile
+  bool scaled = false;  // the same in all threads: some row came as codes
+};
+
+__device__ __forceinline__ void copy_async_8(uint32_t to, const void* from, int bytes) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from), "r"(bytes)
+               : "memory");
+}
+
+// Bytes that are not aligned, one element after the other, and zeros up to `room`.
+__device__ __noinline__ void copy_elements(uint8_t* to, const uint8_t* from, int bytes, int room) {
+  if (room == 16) {
+    for (int i = 0; i < 8; ++i) {
+      reinterpret_cast<uint16_t*>(to)[i] =
+          2 * i < bytes ? reinterpret_cast<const uint16_t*>(from)[i] : uint16_t{0};
+    }
+    return;
+  }
+  for (int i = 0; i < room; ++i) to[i] = i < bytes ? from[i] : uint8_t{0};
+}
+
+// Moves tiles with all of a block's threads. A thread has one chunk of eight elements in each of
+// kPasses rows. Codes are copied into the first half of the chunk that they become.
+template <int kDim, int kThreads>
+struct TileCopier {
+  static constexpr int kChunks = kDim / 8;
+  static constexpr int kLanes = kChunks <= 4 ? 4 : kChunks <= 8 ? 8 : kChunks <= 16 ? 16 : 32;
+  static constexpr int kPassRows = kThreads / kLanes;
+  static constexpr int kPasses = kTile / kPassRows;
+  static_assert(kPasses * kPassRows == kTile && kThreads >= 2 * kTile);
+  using Buffer = TileBuffer<kDim>;
+
+  HeadPlace place;
+
+  __device__ __forceinline__ int chunk() const { return threadIdx.x % kLanes; }
+  __device__ __forceinline__ int row(int pass) const {
+    return threadIdx.x / kLanes + pass * kPassRows;
+  }
+  __device__ __forceinline__ int offset(int pass) const {
+    return row(pass) * kRowStride<kDim> + chunk() * 8;
+  }
+
+  // Rows [begin, end) of the tile come from the source.
+  __device__ __forceinline__ void start_rows(Buffer& to, const Source& from, int tile, int begin,
+                                             int end, Arriving& arriving) const {
+    const bool codes = from.scales != nullptr;
+    const int element = codes ? 1 : 2;
+    const int64_t row_bytes = static_cast<int64_t>(place.n_kv_heads) * place.head_dim * element;
+    const int first = tile - from.begin;  // token of the tile's first row
+    const int bytes = min(max(place.head_dim - chunk() * 8, 0), 8) * element;
+    const int column = bytes == 0 ? 0 : chunk() * 8 * element;
+    if (kLanes == kChunks || chunk() < kChunks) {
+#pragma unroll
+      for (int i = 0; i < kPasses; ++i) {
+        if (row(i) < begin || row(i) >= end) continue;
+        const int64_t at = (first + row(i)) * row_bytes + column;
+        __half* const key = to.keys + offset(i);
+        __half* const value = to.values + offset(i);
+        if (!from.aligned) {
+          copy_elements(reinterpret_cast<uint8_t*>(key), from.keys + at, bytes, 8 * element);
+          copy_elements(reinterpret_cast<uint8_t*>(value), from.values + at, bytes, 8 * element);
+        } else if (codes) {
+          copy_async_8(shared_address(key), from.keys + at, bytes);
+          copy_async_8(shared_address(value), from.values + at, bytes);
+        } else {
+          copy_async(shared_address(key), from.keys + at, bytes);
+          copy_async(shared_address(value), from.values + at, bytes);
+        }
+        if (codes) arriving.codes |= 1u << i;
+      }
+    }
+    const int key = threadIdx.x % kTile, which = threadIdx.x / kTile;
+    if (which < 2 && key >= begin && key < end) {
+      arriving.scale = 1.0f;
+      if (codes) {
+        const int64_t at = (static_cast<int64_t>(first + key) * 2 + which) * place.n_kv_heads;
+        arriving.scale = __half2float(from.scales[at]);
+      }
+    }
+    arriving.scaled |= codes;
+  }
+
+  // Keys from `limit` on do not exist.
+  __device__ __forceinline__ void clear_rows(Buffer& to, int tile, int limit) const {
+    if (kLanes != kChunks && chunk() >= kChunks) return;
+#pragma unroll
+    for (int i = 0; i < kPasses; ++i) {
+      if (tile + row(i) < limit) continue;
+      *reinterpret_cast<uint4*>(to.keys + offset(i)) = uint4{0, 0, 0, 0};
+      *reinterpret_cast<uint4*>(to.values + offset(i)) = uint4{0, 0, 0, 0};
+    }
+  }
+
+  // The tile's keys below `limit`: those of the window from source `first` on, then `own`.
+  __device__ __forceinline__ Arriving start(Buffer& to, const Window& window, int first,
+                                            const Source* own, int tile, int limit) const {
+    Arriving arriving;
+    if (limit < tile + kTile) clear_rows(to, tile, limit);
+    int i = first;
+    while (true) {
+      const bool shared = i < window.count && window.sources[i].begin < limit;
+      const Source* source = shared ? &window.sources[i] : own;
+      if (source == nullptr) break;
+      const int begin = max(source->begin - tile, 0), end = min(source->end, limit) - tile;
+      if (begin < end) start_rows(to, *source, tile, begin, end, arriving);
+      if (!shared) break;
+      ++i;
+    }
+    commit_copies();
+    return arriving;
+  }
+
+  // When this thread's copies have arrived: codes become halves. A barrier is still to come.
+  __device__ __forceinline__ void finish(Buffer& to, const Arriving& arriving) const {
+    if (!arriving.scaled) return;
+    if (threadIdx.x < kTile) {
+      to.key_scales[threadIdx.x] = arriving.scale;
+    } else if (threadIdx.x < 2 * kTile) {
+      to.value_scales[threadIdx.x - kTile] = arriving.scale;
+    }
+#pragma unroll
+    for (int i = 0; i < kPasses; ++i) {
+      if ((arriving.codes >> i & 1) == 0) continue;
+      expand(to.keys + offset(i));
+      expand(to.values + offset(i));
+    }
+  }
+  static __device__ __forceinline__ void expand(__half* chunk) {
+    const uint2 codes = *reinterpret_cast<const uint2*>(chunk);
+    const uint2 low = halves_of_codes(codes.x), high = halves_of_codes(codes.y);
+    *reinterpret_cast<uint4*>(chunk) = uint4{low.x, low.y, high.x, high.y};
+  }
+};
+
+}  // namespace tinyloop::cuda
