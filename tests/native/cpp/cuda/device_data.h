@@ -11,25 +11,12 @@
 #include <vector>
 
 #include "../checks.h"
-#include "backend.h"
+#include "bench.h"
 #include "cuda/check.h"
 
 namespace tinyloop::cuda {
 
 using Bytes = std::vector<uint8_t>;
-
-// ---- results ------------------------------------------------------------------------------------
-
-// Counts the lines that failed.
-inline int& failures() {
-  static int count = 0;
-  return count;
-}
-inline void report(bool good, const std::string& text) {
-  if (!good) ++failures();
-  std::printf("%s %s\n", good ? "ok    " : "FAILED", text.c_str());
-  std::fflush(stdout);
-}
 
 // ---- memory -------------------------------------------------------------------------------------
 
@@ -39,7 +26,7 @@ class OnDevice {
  public:
   explicit OnDevice(const std::vector<T>& host, size_t offset = 0) : n_(host.size()) {
     void* memory = nullptr;
-    check(cudaMalloc(&memory, n_ * sizeof(T) + offset + 16), "allocate test data");
+    check(cudaMalloc(&memory, n_ * sizeof(T) + offset + 1), "allocate test data");
     memory_.reset(memory, [](void* p) { cudaFree(p); });
     data_ = reinterpret_cast<T*>(static_cast<uint8_t*>(memory) + offset);
     check(cudaMemcpy(data_, host.data(), n_ * sizeof(T), cudaMemcpyHostToDevice), "copy");
@@ -196,22 +183,5 @@ inline constexpr double kHalfSteps = 2.0;
 inline constexpr double kFloatSteps = 32.0;
 inline double steps_allowed(bool fp32) { return fp32 ? kFloatSteps : kHalfSteps; }
 inline constexpr double kFloatRelative = 4e-6;
-
-// ---- the checks, each list in a file of its own
-// --------------------------------------------------
-
-struct Bench {
-  cudaStream_t stream = nullptr;
-  Backend* half = nullptr;  // the CPU's
-  Backend* full = nullptr;
-  Backend& cpu(bool fp32) const { return fp32 ? *full : *half; }
-};
-
-void check_rows(const Bench& bench);
-void check_moves(const Bench& bench);
-void check_heads(const Bench& bench);
-void check_hidden(const Bench& bench);
-void check_memory(const Bench& bench);
-void measure(const Bench& bench);
 
 }  // namespace tinyloop::cuda

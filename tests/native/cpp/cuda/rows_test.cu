@@ -1,15 +1,31 @@
 // Every row-wise operation of the CUDA backend against the CPU's on the same inputs, and the device
 // memory against the device's own figures. One line a check; the exit status is 1 if any failed.
-// "speed" as the argument measures instead.
+// "speed" as the argument measures instead. Build, here, with the library already built in BUILD
+// (cmake -S native -B BUILD -DTINYLOOP_PYTHON=OFF && cmake --build BUILD):
 //
-// Build, from the repository root, with the library already built in BUILD (cmake -S native
-// -B BUILD -DTINYLOOP_PYTHON=OFF && cmake --build BUILD):
-//   cd tests/native/cpp/cuda && nvcc -std=c++20 -O2 -arch=sm_90a -x cu -I ../../../../native/src
-//     -I ../../../../native/include -I .. -I . rows_test.cu *_checks.cc row_speed.cc
-//     ../../../../native/src/cuda/{norms,gates,moves,normal,heads,hidden,embed,weight}.cu
-//     ../../../../native/src/cuda/{address_space,current_device,device_memory,pinned}.cc
-//     -x none BUILD/libtinyloop.a -lpthread -o rows_test
-#include "device_data.h"
+//   S=../../../../native/src
+//   nvcc -std=c++20 -O2 -gencode=arch=compute_90a,code=sm_90a -I $S -I $S/../include -o rows_test
+//     rows_test.cu *_checks.cc row_speed.cc $S/cuda/{norms,gates,moves,normal,heads,hidden}.cu
+//     $S/cuda/{embed,weight}.cu $S/cuda/{address_space,current_device,device_memory,pinned}.cc
+//     BUILD/libtinyloop.a -lpthread
+#include <cstdio>
+
+#include "bench.h"
+#include "cuda/check.h"
+
+namespace tinyloop::cuda {
+namespace {
+int failed = 0;
+}
+
+void report(bool good, const std::string& text) {
+  if (!good) ++failed;
+  std::printf("%s %s\n", good ? "ok    " : "FAILED", text.c_str());
+  std::fflush(stdout);
+}
+int failures() { return failed; }
+
+}  // namespace tinyloop::cuda
 
 int main(int argc, char** argv) {
   using namespace tinyloop;
