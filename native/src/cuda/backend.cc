@@ -156,6 +156,8 @@ class CudaBackend : public Backend {
     arena_.allocate(shape.rows, account);
     context_.scratch = linear_.as<void>();
     context_.scratch_bytes = sizes.linear;
+    const bool unpacks = weight_scratch(shape, options_.fp32, options_.fp16_cache == "all");
+    context_.weight_scratch_bytes = unpacks ? kWeightScratch : 0;
   }
 
   // ---- states and products ---------------------------------------------------------------------

@@ -18,10 +18,10 @@ namespace tinyloop::cuda {
 inline constexpr int64_t kHeadRows = 4096;
 // Logits of a tile, so that a tile and the weights it comes from stay near the L2's size.
 inline constexpr int64_t kTileLogits = int64_t{16} << 20;
-// FP16 rows of a weight without a copy, at a time.
-inline constexpr int64_t kWideBytes = int64_t{64} << 20;
 // Decode attention is cut into spans for at most so many (sequence, span) pairs at once.
 inline constexpr int64_t kSplitItems = 128, kSplitSpans = 64;
+// Weights below this in FP16 are small enough for the kernels that unpack them as they go.
+inline constexpr int64_t kLeastWide = int64_t{1} << 20;
 
 struct WorkspaceSizes {
   size_t linear = 0;       // of LinearContext
@@ -53,19 +53,20 @@ inline size_t results_bytes(int64_t rows) {
          (sizeof(double) + 3 * sizeof(float) + sizeof(int32_t) + sizeof(uint8_t));
 }
 
+// Whether weights without an FP16 copy are unpacked for products of many rows.
+inline bool weight_scratch(const WorkspaceShape& s, bool fp32, bool all_cached) {
+  return !fp32 && !all_cached && s.scratch_rows >= 512 &&
+         s.max_outputs * s.max_inputs * 2 >= kLeastWide;
+}
+
 inline WorkspaceSizes workspace_sizes(const WorkspaceShape& s, bool fp32, bool all_cached) {
   const auto size = [](int64_t n) { return static_cast<size_t>(n); };
   const int64_t element = fp32 ? 4 : 2;
   const int64_t rows = head_rows(s);
   WorkspaceSizes w;
   const int64_t largest_rows = std::max(s.scratch_rows, rows);
-  w.linear = linear_scratch_bytes(largest_rows, s.max_inputs, fp32, false);
-  if (!fp32) {
-    const int64_t inputs = (s.max_inputs + 127) / 128 * 128;
-    const int64_t widest = std::max(s.max_outputs, s.vocab_size) * inputs * 2;
-    w.linear = std::max(w.linear, size(largest_rows * inputs * 2));
-    if (!all_cached) w.linear += size(std::min(kWideBytes, widest));
-  }
+  w.linear =
+      linear_scratch_bytes(largest_rows, s.max_inputs, fp32, weight_scratch(s, fp32, all_cached));
   int64_t logits = 0;
   for (const int64_t r : {int64_t{1}, std::min<int64_t>(16, rows), rows}) {
     logits = std::max(logits, r * tile_columns(s, r));
