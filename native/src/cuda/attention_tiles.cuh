@@ -156,7 +156,7 @@ __device__ __forceinline__ void copy_async_8(uint32_t to, const void* from, int 
 }
 
 // Bytes that are not aligned, one element after the other, and zeros up to `room`.
-__device__ __noinline__ void copy_elements(uint8_t* to, const uint8_t* from, int bytes, int room) {
+static __device__ __noinline__ void copy_elements(uint8_t* to, const uint8_t* from, int bytes, int room) {
   if (room == 16) {
     for (int i = 0; i < 8; ++i) {
       reinterpret_cast<uint16_t*>(to)[i] =

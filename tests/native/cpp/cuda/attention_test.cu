@@ -44,11 +44,7 @@ uint16_t half_bits(float x) {
   std::memcpy(&bits, &h, 2);
   return bits;
 }
-float from_bits(uint16_t bits) {
-  __half h;
-  std::memcpy(&h, &bits, 2);
-  return __half2float(h);
-}
+float from_bits(uint16_t bits) { return __half2float(__ushort_as_half(bits)); }
 
 // In [-1, 1), and held by FP16.
 float noise(uint64_t stream, int64_t index) {
