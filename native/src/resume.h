@@ -8,7 +8,6 @@
 
 #include "engine.h"
 #include "prefix.h"
-#include "score.h"
 
 namespace tinyloop {
 

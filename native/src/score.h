@@ -42,17 +42,4 @@ struct ScoreOutput {
 void score(Engine& engine, const std::vector<ScoreItem>& items, const ScoreOptions& options,
            const ScoreOutput& out);
 
-// The order in which items run: those on one prefix side by side, so that a pass reads its tiles
-// once; prefixes by first appearance.
-std::vector<size_t> prefix_order(const std::vector<const PrefixState*>& prefixes);
-
-// The end of the pass that begins at order[first]: as many items as fit max_seq_len new rows, and
-// in a hidden mode the buffer of rebuilt keys. At least one.
-struct PassNeeds {
-  const PrefixState* prefix = nullptr;
-  int64_t rows = 0;
-};
-size_t pass_end(const Engine& engine, const std::vector<PassNeeds>& needs,
-                const std::vector<size_t>& order, size_t first);
-
 }  // namespace tinyloop
