@@ -41,13 +41,15 @@ std::vector<GenerateItem> make_items(const PyModel& model,
                                      const std::vector<PyGenerateRequest>& requests,
                                      std::vector<std::shared_ptr<PrefixState>>& prefixes) {
   const Descriptor& descriptor = model.open()->descriptor;
+  std::vector<std::optional<PyPrefix>> given;
+  for (const PyGenerateRequest& r : requests) given.push_back(r.prefix);
+  prefixes = open_all(given, "request");
   std::vector<GenerateItem> items;
   for (const PyGenerateRequest& r : requests) {
-    prefixes.push_back(r.prefix ? r.prefix->open() : nullptr);
     GenerateItem item;
     item.ids = r.token_ids.data();
     item.n_ids = static_cast<size_t>(r.token_ids.size());
-    item.prefix = prefixes.back().get();
+    item.prefix = prefixes[items.size()].get();
     item.depth = model.depth_or_default(r.depth);
     item.max_new_tokens = r.max_new_tokens;
     if (r.stop_ids) {

@@ -6,6 +6,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -22,6 +23,8 @@ namespace {
 constexpr int64_t kBlockTokens = 256;
 // Sequences at a time where the caller does not say.
 constexpr int kDefaultBatch = 64;
+
+std::string request_name(size_t index) { return "request " + std::to_string(index); }
 
 // One request on its way. Its tokens are those of the prefix, the item and what was generated.
 struct Sequence {
@@ -364,8 +367,7 @@ class GenerateCall {
     if (!greedy.empty()) head_.best(pass);
     for (size_t k = 0; k < greedy.size(); ++k) {
       if (head_.best_ids()[k] < 0) {
-        throw Error("cannot generate for request " +
-                    std::to_string(rows[greedy[k].index].sequence->item) +
+        throw Error("cannot generate for " + request_name(rows[greedy[k].index].sequence->item) +
                     ": no logit of its next token is a number; the model's activations overflow");
       }
       samples[greedy[k].index] = {head_.best_ids()[k], head_.best_logprobs()[k]};
@@ -393,10 +395,19 @@ class GenerateCall {
         const float* row = logits + k * vocab;
         const SampleKey key{item.seed, static_cast<uint64_t>(s.position())};
         Sample& sample = samples[choices[first + k].index];
-        sample.id = choose_id({row, vocab}, item.sampling, seen(s), key, scratch_);
+        sample.id = choose_named(s.item, {row, vocab}, seen(s), key);
         sample.logprob = static_cast<float>(
             static_cast<double>(row[static_cast<size_t>(sample.id)]) - log_sums[k]);
       }
+    }
+  }
+
+  int32_t choose_named(size_t item, std::span<const float> logits, const std::vector<int32_t>& seen,
+                       const SampleKey& key) {
+    try {
+      return choose_id(logits, items_[item].sampling, seen, key, scratch_);
+    } catch (const Error& error) {
+      throw Error("cannot generate for " + request_name(item) + ": " + error.what());
     }
   }
 
@@ -443,11 +454,11 @@ class GenerateCall {
 };
 
 void check_item(const Engine& engine, const GenerateItem& item, size_t index) {
-  const std::string what = "request " + std::to_string(index);
+  const std::string what = request_name(index);
   const auto refuse = [&](const std::string& why) {
     throw InvalidInputError("cannot generate for " + what + ": " + why);
   };
-  check_depth(item.depth);
+  check_depth(item.depth, what);
   if (item.n_ids == 0) refuse("it has no ids; at least one must follow the prefix");
   check_ids(engine, item.ids, item.n_ids, what);
   check_ids(engine, item.stop_ids.data(), item.stop_ids.size(), what + "'s stop ids");
@@ -464,7 +475,7 @@ void check_item(const Engine& engine, const GenerateItem& item, size_t index) {
   if (item.exit_threshold < 1.0 && !engine.descriptor.exit_gate) {
     refuse("it has an exit_threshold, and the model has no exit gate");
   }
-  check_sampling(item.sampling);
+  check_sampling(item.sampling, " for " + what);
   if (item.prefix != nullptr) check_prefix(engine, *item.prefix, item.depth, what);
   const int64_t start = item.prefix != nullptr ? item.prefix->length() : 0;
   const int64_t end = start + static_cast<int64_t>(item.n_ids) + item.max_new_tokens - 1;

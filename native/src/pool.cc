@@ -71,7 +71,7 @@ std::shared_ptr<PrefixState> Pool::get(int64_t key) {
 
 std::optional<int64_t> Pool::find(std::span<const int32_t> ids, int depth) const {
   require_open();
-  check_depth(depth);
+  check_depth(depth, "the request");
   const bool exactly = engine->schedule.has_coda();
   return ledger.find(ids, depth, exactly ? DepthRule::kExactly : DepthRule::kAtLeast);
 }

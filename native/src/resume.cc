@@ -129,9 +129,9 @@ std::shared_ptr<CacheBlock> make_reserve(const Engine& engine, const StartItem& 
 
 }  // namespace
 
-void ResumeState::require_open() const {
+void ResumeState::require_open(const std::string& what) const {
   if (rows->engine->closed()) {
-    throw ClosedHandleError("cannot use the resume handle: its model was closed");
+    throw ClosedHandleError("cannot use " + what + ": its model was closed");
   }
   rows->engine->require_usable();
 }
@@ -148,8 +148,8 @@ std::vector<std::shared_ptr<ResumeState>> start(const std::shared_ptr<Engine>& e
                                                 const std::vector<StartItem>& items, int depth,
                                                 int max_depth, bool keep_cache) {
   ForwardGuard guard(*engine);
-  check_depth(depth);
-  check_depth(max_depth);
+  check_depth(depth, "the items");
+  check_depth(max_depth, "the items' upgrades");
   if (max_depth < depth) {
     throw InvalidInputError("cannot start at depth " + std::to_string(depth) + " with max_depth=" +
                             std::to_string(max_depth) + ": it must be at least as deep");
@@ -211,7 +211,7 @@ std::function<void()> compute_upgrade(const std::shared_ptr<Engine>& engine,
   auto computed = std::make_shared<Computed>(engine);
   computed->handles = handles;
   auto& jobs = computed->jobs;
-  check_depth(depth);
+  check_depth(depth, "the handles");
   for (size_t i = 0; i < handles.size(); ++i) {
     ResumeState& handle = *handles[i];
     const std::string what = "handle " + std::to_string(i);
@@ -225,7 +225,8 @@ std::function<void()> compute_upgrade(const std::shared_ptr<Engine>& engine,
     std::shared_ptr<PrefixState> prefix = handle.prefix;
     if (prefixes != nullptr && (*prefixes)[i]) prefix = (*prefixes)[i];
     Job job{&handle, prefix.get(), handle.rows->states->as<float>(), {}};
-    job.result.rows = prepare_upgrade({handle.rows, prefix, handle.reserve, Owner::kResume}, depth);
+    job.result.rows =
+        prepare_upgrade({handle.rows, prefix, handle.reserve, Owner::kResume, what}, depth);
     jobs[handle.depth()].push_back(std::move(job));
   }
   for (auto& [from, group] : jobs) ResumeCall(*engine, group, from, depth).run();

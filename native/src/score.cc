@@ -16,9 +16,14 @@ namespace {
 
 std::string item_name(size_t index) { return "item " + std::to_string(index); }
 
-void check_item(const Engine& engine, const ScoreItem& item, size_t index) {
+void check_item(const Engine& engine, const ScoreItem& item, int min_depth, size_t index) {
   const std::string what = item_name(index);
-  check_depth(item.depth);
+  check_depth(item.depth, what);
+  if (min_depth > item.depth) {
+    throw InvalidInputError("cannot run " + what + " at depth " + std::to_string(item.depth) +
+                            " with min_depth=" + std::to_string(min_depth) +
+                            ": it must be at least as deep");
+  }
   check_scored(item.n_ids, item.n_scored, what);
   check_ids(engine, item.ids, item.n_ids, what);
   check_prompt(engine, item.n_ids, item.prompt_len, item.prefix != nullptr, what);
@@ -224,13 +229,13 @@ void score(Engine& engine, const std::vector<ScoreItem>& items, const ScoreOptio
            const ScoreOutput& out) {
   ForwardGuard guard(engine);
   check_options(engine, options, out);
-  for (size_t i = 0; i < items.size(); ++i) check_item(engine, items[i], i);
+  for (size_t i = 0; i < items.size(); ++i) check_item(engine, items[i], options.min_depth, i);
   if (out.by_depth != nullptr && engine.schedule.has_coda()) {
-    for (const ScoreItem& item : items) {
-      if (item.prefix == nullptr) continue;
-      throw MismatchError(
-          "cannot score by depth on a prefix: the layers after the loops keep planes for its own "
-          "depth alone; score without prefixes");
+    for (size_t i = 0; i < items.size(); ++i) {
+      if (items[i].prefix == nullptr) continue;
+      throw MismatchError("cannot score " + item_name(i) +
+                          " by depth on a prefix: the layers after the loops keep planes for its "
+                          "own depth alone; score without prefixes");
     }
   }
   const bool apart = out.by_depth != nullptr && !engine.schedule.after.empty();

@@ -22,7 +22,8 @@ struct ScoreItem {
 
 struct ScoreOptions {
   // An item ends after the first loop, min_depth at least, at which every row that predicts one of
-  // its scored ids has a cumulative exit probability of this or more. 1 or more: never.
+  // its scored ids has a cumulative exit probability of this or more. 1 or more: never. No item may
+  // be less deep than min_depth.
   double exit_threshold = std::numeric_limits<double>::infinity();
   int min_depth = 1;
 };

@@ -114,14 +114,15 @@ void score(Model* model, const std::vector<ScoreRequest>& requests, int depth, f
 struct ScoreExtras {
   // A request ends after the first loop, min_depth at least, at which the cumulative exit
   // probability (1 - product of 1 - gate) of every row that predicts a scored id is this or more.
-  // 1 or more: never. It must be above 0, and below 1 the model must have an exit gate.
+  // 1 or more: never. It must be above 0, and below 1 the model must have an exit gate. No request
+  // may be less deep than min_depth.
   double exit_threshold = std::numeric_limits<double>::infinity();
   int min_depth = 1;
   // Results, each null or allocated by the caller. Rows beyond a request's own depth are NaN.
   int32_t* depths = nullptr;  // [requests]: loops that each ran
   float* by_depth = nullptr;  // [greatest depth, S]: log-probabilities after each loop; where
                               // layers follow the loops, only for requests without a prefix
-  float* gates = nullptr;  // [greatest depth, S]: the exit gate at the predicting row
+  float* gates = nullptr;     // [greatest depth, S]: the exit gate at the predicting row
 };
 void score(Model* model, const std::vector<ScoreRequest>& requests, int depth, float* logprobs,
            uint8_t* greedy, const ScoreExtras& extras);
