@@ -187,10 +187,13 @@ PrefixPool* make_pool(Model* model, size_t budget_bytes, EvictPolicy policy = Ev
 // Frees the pool and gives up its prefixes (nullptr is allowed).
 void free_pool(PrefixPool* pool);
 // Builds a prefix after a held one (parent 0: from position 0), with room made before anything is
-// computed. Keys are positive and never used twice. Throws as build_prefix() does.
+// computed. Keys are positive and never used twice. Where an equal prefix is held already (the same
+// ids from position 0 on, depth and upgradability), nothing is computed or evicted: the result is
+// its key, and a use of it; its pins and its parent stay. Throws as build_prefix() does.
 int64_t pool_create(PrefixPool* pool, const int32_t* ids, size_t n_ids, int depth,
                     int64_t parent = 0, bool upgradable = true);
-// Holds a prefix that was built elsewhere; the caller keeps its handle.
+// Holds a prefix that was built elsewhere, unless an equal one is held: then the result is the key
+// of that one. The caller keeps its handle.
 int64_t pool_put(PrefixPool* pool, const PrefixCache* prefix);
 // A handle of a held prefix, to be freed by the caller; it outlives an eviction.
 PrefixCache* pool_get(PrefixPool* pool, int64_t key);

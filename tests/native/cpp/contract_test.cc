@@ -371,6 +371,8 @@ void check_pool(Model* model) {
   EXPECT(key > 0 && pool_bytes(pool) == vram_usage_bytes(model) - before);
   EXPECT(pool_find(pool, ids.data(), 30, depth_of(model)) == key);
   EXPECT(pool_find(pool, ids.data(), 10, depth_of(model)) == 0);
+  EXPECT(pool_create(pool, ids.data(), 20, depth_of(model)) == key);  // held already
+  EXPECT(pool_bytes(pool) == vram_usage_bytes(model) - before);
   PrefixCache* held = pool_get(pool, key);
   EXPECT(prefix_length(held) == 20);
   pool_pin(pool, key);
