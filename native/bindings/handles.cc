@@ -4,6 +4,7 @@
 #include "arrays.h"
 #include "bindings.h"
 #include "faces.h"
+#include "making.h"
 #include "running_calls.h"
 
 namespace tinyloop {

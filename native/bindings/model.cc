@@ -5,6 +5,7 @@
 #include "bindings.h"
 #include "faces.h"
 #include "generation.h"
+#include "making.h"
 #include "plan.h"
 #include "running_calls.h"
 #include "scoring.h"

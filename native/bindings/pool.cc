@@ -6,6 +6,7 @@
 #include "arrays.h"
 #include "bindings.h"
 #include "faces.h"
+#include "making.h"
 #include "running_calls.h"
 
 namespace py = pybind11;
@@ -96,10 +97,11 @@ py::list evicted(const PyPool& face) {
 void bind_pool(py::module_& m) {
   using namespace tinyloop;
   using namespace py::literals;
-  py::class_<PyPool>(m, "PrefixPool",
-                     "Prefixes of one model under a byte budget. Parents outlive their children; "
-                     "every eviction is reported by evicted().")
-      .def(py::init(&open_pool), "model"_a, "budget_bytes"_a, "evict"_a = "lru")
+  py::class_<PyPool> pool(m, "PrefixPool",
+                          "Prefixes of one model under a byte budget. Parents outlive their "
+                          "children; every eviction is reported by evicted().");
+  require_constructor(pool);
+  pool.def(py::init(&open_pool), "model"_a, "budget_bytes"_a, "evict"_a = "lru")
       .def("create", &create, "token_ids"_a, "depth"_a = py::none(), "parent_key"_a = py::none(),
            py::kw_only(), "upgradable"_a = py::none(),
            "The key of the prefix, built unless an equal one is held: the same ids from position 0 "

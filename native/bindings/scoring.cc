@@ -6,6 +6,7 @@
 
 #include "bindings.h"
 #include "checks.h"
+#include "making.h"
 #include "running_calls.h"
 
 namespace tinyloop {
