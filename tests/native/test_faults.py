@@ -504,6 +504,48 @@ with load_model({str(family_path("ouro"))!r}, 64, threads=1) as model:
     assert done.returncode == 0, done.stderr
 
 
+LONG_CALLS = [
+    "model.generate([GenerateRequest(ids[:20], 2000, stop_ids=[])] * 64)",
+    "model.score_tokens(ids, depth=4000)",
+    "model.prefix(ids, depth=4000)",
+    "model.start(ids, 4000, keep_cache=False)",
+    "pool.create(ids, depth=4000)",
+    "shallow.upgrade(4000)",
+    "other.generate([GenerateRequest(ids, 3, stop_ids=[])], on_token=score_long)",
+]
+
+
+@pytest.mark.parametrize("call", LONG_CALLS)
+def test_a_long_call_of_a_daemon_thread_does_not_hold_the_exit_up(call: str) -> None:
+    """The process ends at the call's next layer: not after the call, not by a crash, and in silence."""
+    program = f"""
+import threading
+import numpy as np
+from tinyloop.native import GenerateRequest, PrefixPool, load_model
+
+ids = np.arange(50, dtype=np.int32)
+path = {str(family_path("ouro"))!r}
+model, other = load_model(path, 64, threads=1), load_model(path, 64, threads=1)
+pool, shallow = PrefixPool(model, None), model.start(ids, 1, 4000, keep_cache=False)
+
+def score_long(*_):
+    model.score_tokens(ids, depth=4000)
+
+def work():
+    {call}
+    print("the call ended by itself: make it longer")
+
+passes = model.counters["passes"]
+threading.Thread(target=work, daemon=True).start()
+while model.counters["passes"] == passes:
+    pass
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=False, timeout=60, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
 BOUND = [
     kind for kind in vars(core).values() if isinstance(kind, type) and not issubclass(kind, BaseException)
 ]
