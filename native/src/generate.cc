@@ -38,6 +38,7 @@ struct Sequence {
   int64_t block_end = 0;                            // positions that the blocks hold
   double alive = 1.0;  // of the row that runs: product of 1 - gate so far
   size_t order = 0;    // when it joined: the greatest is the youngest
+  size_t served = 0;   // the last step that had rows of it, or at which it joined
 
   int64_t pending() const { return static_cast<int64_t>(ids.size()) - stored; }
   int64_t position() const { return start + stored; }
@@ -190,12 +191,22 @@ class GenerateCall {
 
   // ---- one step --------------------------------------------------------------------------------
 
+  // Whether another sequence may join. Where those that decode leave it too few rows of a step, one
+  // at a time does, and takes turns with them: otherwise it would wait until one of them ends. One,
+  // since a prompt holds its memory from when it joins.
+  bool may_join(int64_t rows_left) const {
+    if (waiting_.empty() || running_.size() >= max_batch_) return false;
+    const GenerateItem& next = items_[waiting_.front()->item];
+    const int64_t needed = item_is_whole(next) ? static_cast<int64_t>(next.n_ids) : 1;
+    return needed <= rows_left || std::all_of(running_.begin(), running_.end(),
+                                              [](const auto& s) { return s->pending() == 1; });
+  }
+
   // Lets waiting sequences join while the batch, the rows and the memory have room.
   void admit(int64_t rows_left) {
-    while (!waiting_.empty() && running_.size() < max_batch_ && rows_left > 0) {
+    while (may_join(rows_left)) {
       Sequence& s = *waiting_.front();
       const GenerateItem& item = items_[s.item];
-      if (item_is_whole(item) && static_cast<int64_t>(item.n_ids) > rows_left) return;
       try {
         s.prefix = prefix_view(item);
         s.start = item.prefix != nullptr ? item.prefix->length() : 0;
@@ -206,6 +217,7 @@ class GenerateCall {
         return;
       }
       s.order = joined_++;
+      s.served = steps_;
       rows_left -= s.pending();
       running_.push_back(std::move(waiting_.front()));
       waiting_.pop_front();
@@ -223,12 +235,13 @@ class GenerateCall {
     admit(left);
     std::vector<StepRows> rows;
     left = engine_.options.max_seq_len;
-    // Those that decode first: a long prompt must not hold them up.
+    // Those that the last step had no rows for, then those that decode: a long prompt must not hold
+    // them up.
+    const auto turn = [](const Sequence* s) { return std::pair(s->served, s->pending() > 1); };
     std::vector<Sequence*> order;
     for (const auto& s : running_) order.push_back(s.get());
-    std::stable_sort(order.begin(), order.end(), [](const Sequence* a, const Sequence* b) {
-      return (a->pending() == 1) > (b->pending() == 1);
-    });
+    std::stable_sort(order.begin(), order.end(),
+                     [&](const Sequence* a, const Sequence* b) { return turn(a) < turn(b); });
     for (Sequence* s : order) {
       const bool here = std::any_of(running_.begin(), running_.end(),
                                     [&](const auto& r) { return r.get() == s; });
@@ -253,6 +266,8 @@ class GenerateCall {
 
   void step() {
     const std::vector<StepRows> rows = choose_rows();
+    ++steps_;
+    for (const StepRows& r : rows) r.sequence->served = steps_;
     std::vector<PassSequence> sequences;
     for (const StepRows& r : rows) sequences.push_back(pass_sequence(r));
     Pass pass(engine_, std::move(sequences));
@@ -451,6 +466,7 @@ class GenerateCall {
   std::map<const PrefixState*, PrefixView> views_;
   SampleScratch scratch_;
   size_t joined_ = 0;
+  size_t steps_ = 0;
 };
 
 void check_item(const Engine& engine, const GenerateItem& item, size_t index) {
