@@ -20,6 +20,7 @@ from .encoding import POLICIES
 from .errors import EXIT_CODE_MEANINGS, EXIT_CODE_NOTE, ExitCode, JobError, UsageError
 from .rolling import RollingPolicy
 from .settings import ErrorBudget, PoolRequest, ScoreSettings, parse_window
+from .whole_option import whole
 
 if TYPE_CHECKING:
     from .job import Backend
@@ -150,7 +151,7 @@ def convert(
         str | None,
         typer.Option(metavar="A:B", help="Loop layers A to B - 1 of a model that runs each layer once."),
     ] = None,
-    loops: Annotated[int | None, typer.Option(min=1, help="Loops of --loop-layers.")] = None,
+    loops: Annotated[int | None, whole(1, help="Loops of --loop-layers.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the destination.")] = False,
 ) -> None:
     """Turn a model into one model file; what is not understood is refused."""
@@ -210,13 +211,13 @@ def plan(
         Path | None, typer.Argument(help="Model file; default: the one that ships here.")
     ] = None,
     max_seq_len: Annotated[
-        int | None, typer.Option(min=1, help="Rows of a pass; default: 2048 or the model's limit.")
+        int | None, whole(1, help="Rows of a pass; default: 2048 or the model's limit.")
     ] = None,
-    prefill_chunk: Annotated[int, typer.Option(min=0, help="Rows of the scratch; 0: all.")] = 0,
+    prefill_chunk: Annotated[int, whole(0, help="Rows of the scratch; 0: all.")] = 0,
     kv: options.Kv = "fp16",
     depth: options.Depth = None,
     prefix_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Length of the prefixes to hold; default: 512.")
+        int | None, whole(1, help="Length of the prefixes to hold; default: 512.")
     ] = None,
     budget: Annotated[
         str | None, typer.Option(metavar="BYTES", help="Of model and prefixes, as 8000000, 8MB or 8GiB.")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
+from ..native.digits import parse_real, parse_whole
 from .costs import PlacementRules
 
 MIB = 1 << 20
@@ -68,6 +69,16 @@ class PoolConfig(BaseModel):
                     )
                     raise ValueError(f"unknown key {key!r}: {hint}")
         return given
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _in_digits(cls, value: Any, info: ValidationInfo) -> Any:
+        """Numbers that come as text, as from a file or an environment, follow the command line's rule."""
+        kind = cls.model_fields[str(info.field_name)].annotation
+        kinds = {kind, *get_args(kind)}
+        if isinstance(value, str) and int in kinds:
+            return parse_whole(value)
+        return parse_real(value) if isinstance(value, str) and float in kinds else value
 
     def placement_rules(self) -> PlacementRules:
         """The part that placement needs."""

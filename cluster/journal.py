@@ -20,7 +20,7 @@ import msgpack
 from .durable import disk_errors, readable
 from .errors import InfrastructureError
 
-JOURNAL_NAME = re.compile(r"(\d{6,18})\.journal")
+JOURNAL_NAME = re.compile(r"([0-9]{6,18})\.journal")
 FRAME = struct.Struct("<II")
 # A power cut, unlike a kill, loses what was not synced: at most this much work.
 SYNC_INTERVAL_S = 1.0

@@ -15,7 +15,7 @@ from .durable import disk_errors, readable, sync_folder, write_durably
 from .errors import InfrastructureError
 from .records import FAILURE_START
 
-PART_NAME = re.compile(r"(\d{12})-(\d{12})-([0-9a-f]{8})\.jsonl")
+PART_NAME = re.compile(r"([0-9]{12})-([0-9]{12})-([0-9a-f]{8})\.jsonl")
 
 
 class Parts:

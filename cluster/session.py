@@ -27,7 +27,7 @@ _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
 }
 _LOGGING: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-_HOST_AND_PORT = re.compile(r"(ray://)?(?P<host>[^/]+):(?P<port>\d+)")
+_HOST_AND_PORT = re.compile(r"(ray://)?(?P<host>[^/]+):(?P<port>[0-9]{1,5})")
 
 
 def connect(address: str | None) -> bool:

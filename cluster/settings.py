@@ -36,14 +36,17 @@ class ErrorBudget:
             return cls(max_count=0)
         if text is None:
             return cls()
+        from ..native.digits import parse_real, parse_whole  # --help does not wait for the engine
+
         try:
             if text.endswith("%"):
-                return cls(max_fraction=_fraction(float(text[:-1]) / 100))
+                return cls(max_fraction=_fraction(parse_real(text[:-1]) / 100))
             if "." in text:
-                return cls(max_fraction=_fraction(float(text)))
-            if int(text) < 0:
+                return cls(max_fraction=_fraction(parse_real(text)))
+            count = parse_whole(text)
+            if count < 0:
                 raise ValueError
-            return cls(max_count=int(text))
+            return cls(max_count=count)
         except ValueError:
             raise UsageError(
                 f"--max-errors is {text!r}: give a count (20), a fraction (0.01) or 1%"
@@ -109,6 +112,12 @@ def parse_window(text: str) -> int | None:
     """Read --window: a number of rows, or None for 'all'. Raises: UsageError for anything else."""
     if text == "all":
         return None
-    if not text.isdecimal() or int(text) < 1:
+    from ..native.digits import parse_whole
+
+    try:
+        rows = parse_whole(text)
+    except ValueError:
+        rows = 0
+    if rows < 1:
         raise UsageError(f"--window is {text!r}: give a number of rows or 'all'")
-    return int(text)
+    return rows

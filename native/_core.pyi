@@ -248,7 +248,13 @@ def _sample(
 class _PoolLedger:
     def __init__(self, budget_bytes: int, evict: str = "lru") -> None: ...
     def put(
-        self, ids: NDArray[np.int32], depth: int, bytes: int, parent: int | None = None, payload: Any = None
+        self,
+        ids: NDArray[np.int32],
+        depth: int,
+        bytes: int,
+        parent: int | None = None,
+        payload: Any = None,
+        variant: int = 0,
     ) -> int: ...
     def make_room(self, bytes: int, keep: int | None = None) -> None: ...
     def get(self, key: int) -> Any: ...

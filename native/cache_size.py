@@ -1,4 +1,10 @@
-"""What a token's keys and values take in memory, by the way they are stored, and its states."""
+"""What a token's keys and values take in memory, by the way they are stored, and its states.
+
+The engine states the same sizes where it allocates (src/cache.cc), and plan() gives them for a file that
+loads with the options of its call. Here they follow from a descriptor alone: inspect describes files without
+the choices of a load, a cascade asks about a model whose file may be gone, each for its own number of rows.
+A test holds the two statements against each other for every family and mode.
+"""
 
 from __future__ import annotations
 

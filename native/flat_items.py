@@ -21,6 +21,7 @@ class FlatItems:
         offsets: NDArray[np.int64],
         n_scored: NDArray[np.int32],
         prefixes: Prefixes | None,
+        prompt_lens: NDArray[np.int32] | None = None,
         places: NDArray[np.int64] | None = None,
     ) -> None:
         require(token_ids, "token_ids", np.int32)
@@ -34,6 +35,12 @@ class FlatItems:
             )
         if prefixes is not None and len(prefixes) != n:
             raise InvalidInputError(f"cannot cascade: there are {len(prefixes)} prefixes for {n} items")
+        if prompt_lens is not None:
+            require(prompt_lens, "prompt_lens", np.int32)
+            if len(prompt_lens) != n:
+                raise InvalidInputError(
+                    f"cannot cascade: prompt_lens has {len(prompt_lens)} entries for {n} items"
+                )
         self.lengths = np.diff(offsets)
         wrong = np.flatnonzero((n_scored < 1) | (n_scored >= self.lengths))
         if len(wrong):
@@ -43,7 +50,7 @@ class FlatItems:
                 "at least 1 and leave one id before the scored ones"
             )
         self.token_ids, self.offsets, self.n_scored = token_ids, offsets, n_scored
-        self.prefixes = prefixes
+        self.prefixes, self.prompt_lens = prefixes, prompt_lens
         self.places = np.arange(n) if places is None else places
 
     def __len__(self) -> int:
@@ -62,6 +69,7 @@ class FlatItems:
             np.concatenate([[0], np.cumsum(self.lengths[which])]).astype(np.int64),
             self.n_scored[which],
             prefixes,
+            None if self.prompt_lens is None else self.prompt_lens[which],
             self.places[which],
         )
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 from .descriptor import check_descriptor, integer
+from .digits import is_digits
 from .source import ConvertError, SourceModel
 
 # What a model has that runs every layer once.
@@ -20,7 +20,7 @@ def parse_range(written: str) -> tuple[int, int]:
     for part, side in zip(parts, ("before", "after"), strict=True):
         if not part:
             raise ValueError(f"there is no layer number {side} the colon: write both, as 4:12")
-        if not re.fullmatch("[0-9]+", part):
+        if not is_digits(part):
             raise ValueError(f"{part!r} is no layer number: write it in the digits 0-9 alone, as 4:12")
         if len(part) > 9:
             raise ValueError(

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from .cache_size import state_bytes
+from .digits import is_digits
 from .engine import MAX_DEPTH, MemoryPlan, plan
 from .format import read_header
 
@@ -244,7 +245,7 @@ def parse_bytes(text: str) -> int:
     """Read 8000000, 8MB or 8GiB. Raises: ValueError."""
     digits = text.rstrip("kKmMgGiIbB")
     factor = _UNITS.get(text[len(digits) :].upper())
-    if factor is None or not digits.isascii() or not digits.isdecimal():
+    if factor is None or not is_digits(digits):
         raise ValueError(f"cannot read {text!r} as bytes: give 8000000, 8MB or 8GiB")
     # int() itself refuses thousands of digits, and would not say why it matters here.
     size = int(digits) * factor if len(digits.lstrip("0")) <= len(str(MAX_BUDGET)) else MAX_BUDGET + 1

@@ -38,16 +38,4 @@ Array<T> array_of(const std::vector<T>& values) {
   return Array<T>(static_cast<py::ssize_t>(values.size()), values.data());
 }
 
-// For classes whose instances only the engine makes: Class.__new__(Class) would have nothing behind
-// it.
-inline void refuse_new(const py::object& type) {
-  auto* const python_type = reinterpret_cast<PyTypeObject*>(type.ptr());
-  python_type->tp_new = [](PyTypeObject* wanted, PyObject*, PyObject*) -> PyObject* {
-    PyErr_Format(PyExc_TypeError, "cannot create a %s: the engine's calls make them",
-                 wanted->tp_name);
-    return nullptr;
-  };
-  PyType_Modified(python_type);
-}
-
 }  // namespace tinyloop

@@ -14,9 +14,10 @@ namespace tinyloop {
 struct PyPrefix {
   std::shared_ptr<PrefixState> state;
 
-  const std::shared_ptr<PrefixState>& open() const {
-    if (!state) throw ClosedHandleError("cannot use the prefix: it was closed");
-    state->require_open();
+  // what: the prefix as the caller knows it, for errors.
+  const std::shared_ptr<PrefixState>& open(const std::string& what = "the prefix") const {
+    if (!state) throw ClosedHandleError("cannot use " + what + ": it was closed");
+    state->require_open(what);
     return state;
   }
 };
@@ -24,12 +25,18 @@ struct PyPrefix {
 struct PyResume {
   std::shared_ptr<ResumeState> state;
 
-  const std::shared_ptr<ResumeState>& open() const {
-    if (!state) throw ClosedHandleError("cannot use the resume handle: it was closed");
-    state->require_open();
+  const std::shared_ptr<ResumeState>& open(const std::string& what = "the resume handle") const {
+    if (!state) throw ClosedHandleError("cannot use " + what + ": it was closed");
+    state->require_open(what);
     return state;
   }
 };
+
+using Prefixes = std::optional<std::vector<std::optional<PyPrefix>>>;
+
+// The state of each prefix, null where there is none. whose: what each belongs to, for errors.
+std::vector<std::shared_ptr<PrefixState>> open_all(
+    const std::vector<std::optional<PyPrefix>>& prefixes, const char* whose);
 
 // Takes handles to `depth`; see upgrade() of resume.h. Called with the GIL.
 void upgrade_without_gil(const std::shared_ptr<Engine>& engine,

@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 
 #include "bindings.h"
+#include "making.h"
 #include "running_calls.h"
 
 namespace tinyloop {
@@ -41,13 +42,15 @@ std::vector<GenerateItem> make_items(const PyModel& model,
                                      const std::vector<PyGenerateRequest>& requests,
                                      std::vector<std::shared_ptr<PrefixState>>& prefixes) {
   const Descriptor& descriptor = model.open()->descriptor;
+  std::vector<std::optional<PyPrefix>> given;
+  for (const PyGenerateRequest& r : requests) given.push_back(r.prefix);
+  prefixes = open_all(given, "request");
   std::vector<GenerateItem> items;
   for (const PyGenerateRequest& r : requests) {
-    prefixes.push_back(r.prefix ? r.prefix->open() : nullptr);
     GenerateItem item;
     item.ids = r.token_ids.data();
     item.n_ids = static_cast<size_t>(r.token_ids.size());
-    item.prefix = prefixes.back().get();
+    item.prefix = prefixes[items.size()].get();
     item.depth = model.depth_or_default(r.depth);
     item.max_new_tokens = r.max_new_tokens;
     if (r.stop_ids) {
@@ -99,12 +102,13 @@ namespace py = pybind11;
 void bind_generation(py::module_& m) {
   using namespace tinyloop;
   using namespace py::literals;
-  py::class_<PyGenerateRequest>(m, "GenerateRequest")
-      .def(py::init(&make_request), "token_ids"_a, "max_new_tokens"_a, py::kw_only(),
-           "prefix"_a = py::none(), "depth"_a = py::none(), "temperature"_a = 0.0, "top_k"_a = 0,
-           "top_p"_a = 1.0, "min_p"_a = 0.0, "repetition_penalty"_a = 1.0,
-           "stop_ids"_a = py::none(), "seed"_a = 0, "exit_threshold"_a = py::none(),
-           "min_depth"_a = 1);
+  py::class_<PyGenerateRequest> request(m, "GenerateRequest");
+  require_constructor(request);
+  request.def(py::init(&make_request), "token_ids"_a, "max_new_tokens"_a, py::kw_only(),
+              "prefix"_a = py::none(), "depth"_a = py::none(), "temperature"_a = 0.0, "top_k"_a = 0,
+              "top_p"_a = 1.0, "min_p"_a = 0.0, "repetition_penalty"_a = 1.0,
+              "stop_ids"_a = py::none(), "seed"_a = 0, "exit_threshold"_a = py::none(),
+              "min_depth"_a = 1);
   py::class_<Completion> completion(m, "Completion");
   refuse_new(completion);
   completion

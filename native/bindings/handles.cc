@@ -4,6 +4,7 @@
 #include "arrays.h"
 #include "bindings.h"
 #include "faces.h"
+#include "making.h"
 #include "running_calls.h"
 
 namespace tinyloop {
@@ -18,6 +19,20 @@ PyPrefix upgrade_face(const PyPrefix& prefix, int depth, const std::optional<PyP
 }
 
 }  // namespace
+
+std::vector<std::shared_ptr<PrefixState>> open_all(
+    const std::vector<std::optional<PyPrefix>>& prefixes, const char* whose) {
+  std::vector<std::shared_ptr<PrefixState>> states;
+  for (const std::optional<PyPrefix>& prefix : prefixes) {
+    if (!prefix) {
+      states.push_back(nullptr);
+      continue;
+    }
+    const std::string what = "the prefix of " + (whose + (" " + std::to_string(states.size())));
+    states.push_back(prefix->open(what));
+  }
+  return states;
+}
 
 // Other threads may read a handle while its upgrade computes: only with the GIL does it change.
 void upgrade_without_gil(const std::shared_ptr<Engine>& engine,

@@ -5,6 +5,7 @@
 #include "bindings.h"
 #include "faces.h"
 #include "generation.h"
+#include "making.h"
 #include "plan.h"
 #include "running_calls.h"
 #include "scoring.h"
@@ -195,9 +196,11 @@ void upgrade_face(const PyModel& model, const std::vector<PyResume>& handles, in
   const std::shared_ptr<Engine> engine = model.open();
   std::vector<std::shared_ptr<ResumeState>> states;
   std::vector<std::shared_ptr<PrefixState>> bases;
-  for (const PyResume& handle : handles) states.push_back(handle.open());
+  for (const PyResume& handle : handles) {
+    states.push_back(handle.open("handle " + std::to_string(states.size())));
+  }
   if (prefixes) {
-    for (const auto& prefix : *prefixes) bases.push_back(prefix ? prefix->open() : nullptr);
+    bases = open_all(*prefixes, "handle");
     if (bases.size() != states.size()) {
       throw InvalidInputError("cannot upgrade " + std::to_string(states.size()) + " handles on " +
                               std::to_string(bases.size()) + " prefixes: give one for each");

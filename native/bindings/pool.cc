@@ -6,6 +6,7 @@
 #include "arrays.h"
 #include "bindings.h"
 #include "faces.h"
+#include "making.h"
 #include "running_calls.h"
 
 namespace py = pybind11;
@@ -55,8 +56,9 @@ int64_t create(const PyPool& face, const py::object& token_ids, std::optional<in
   const auto ids = require<int32_t>(token_ids, "token_ids");
   const int loops = depth.value_or(static_cast<int>(pool.engine->descriptor.loops));
   const bool keep = upgradable.value_or(pool.engine->descriptor.loops > 1);
-  const ForwardGuard guard(*pool.engine);
   const Pool::Room room = pool.check_room_for(span_of(ids), loops, parent, keep);
+  if (room.held) return *room.held;
+  const ForwardGuard guard(*pool.engine);
   const auto build = [&] {
     const WithoutGil nogil;
     return prefill_guarded(pool.engine, ids.data(), static_cast<size_t>(ids.size()), loops,
@@ -95,16 +97,21 @@ py::list evicted(const PyPool& face) {
 void bind_pool(py::module_& m) {
   using namespace tinyloop;
   using namespace py::literals;
-  py::class_<PyPool>(m, "PrefixPool",
-                     "Prefixes of one model under a byte budget. Parents outlive their children; "
-                     "every eviction is reported by evicted().")
-      .def(py::init(&open_pool), "model"_a, "budget_bytes"_a, "evict"_a = "lru")
+  py::class_<PyPool> pool(m, "PrefixPool",
+                          "Prefixes of one model under a byte budget. Parents outlive their "
+                          "children; every eviction is reported by evicted().");
+  require_constructor(pool);
+  pool.def(py::init(&open_pool), "model"_a, "budget_bytes"_a, "evict"_a = "lru")
       .def("create", &create, "token_ids"_a, "depth"_a = py::none(), "parent_key"_a = py::none(),
-           py::kw_only(), "upgradable"_a = py::none())
+           py::kw_only(), "upgradable"_a = py::none(),
+           "The key of the prefix, built unless an equal one is held: the same ids from position 0 "
+           "on, depth and upgradability. Then that one's key comes back, which is a use of it; its "
+           "pins and its parent stay as they are.")
       .def(
           "put",
           [](const PyPool& p, const PyPrefix& prefix) { return p.open().put(prefix.open()); },
-          "prefix"_a)
+          "prefix"_a,
+          "The key of the prefix, or of an equal one that is held already, as for create().")
       .def(
           "get", [](const PyPool& p, int64_t key) { return PyPrefix{p.open().get(key)}; }, "key"_a)
       .def("find", &find, "token_ids"_a, "depth"_a = py::none())

@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 
 #include "bindings.h"
+#include "making.h"
 #include "prefix_pool.h"
 #include "tinyloop/errors.h"
 
@@ -23,10 +24,11 @@ PoolLedger make_ledger(size_t budget_bytes, const std::string& evict) {
 }
 
 int64_t put(PoolLedger& ledger, const Ids& ids, int depth, size_t bytes,
-            std::optional<int64_t> parent, const py::object& payload) {
+            std::optional<int64_t> parent, const py::object& payload, int64_t variant) {
   tinyloop::PoolEntry entry;
   entry.ids.assign(ids.data(), ids.data() + ids.size());
   entry.depth = depth;
+  entry.variant = variant;
   entry.bytes = bytes;
   entry.parent = parent;
   entry.payload = std::make_shared<py::object>(payload);
@@ -49,10 +51,11 @@ py::list evicted(PoolLedger& ledger) {
 }  // namespace
 
 void bind_pool_ledger(py::module_& m) {
-  py::class_<PoolLedger>(m, "_PoolLedger")
-      .def(py::init(&make_ledger), "budget_bytes"_a, "evict"_a = "lru")
+  py::class_<PoolLedger> ledger(m, "_PoolLedger");
+  tinyloop::require_constructor(ledger);
+  ledger.def(py::init(&make_ledger), "budget_bytes"_a, "evict"_a = "lru")
       .def("put", &put, "ids"_a.noconvert(), "depth"_a, "bytes"_a, "parent"_a = py::none(),
-           "payload"_a = py::none())
+           "payload"_a = py::none(), "variant"_a = 0)
       .def("make_room", &PoolLedger::make_room, "bytes"_a, "keep"_a = py::none())
       .def(
           "get",

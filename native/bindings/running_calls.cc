@@ -2,8 +2,9 @@
 
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
-#include <optional>
+#include <exception>
 #include <thread>
 
 namespace py = pybind11;
@@ -12,45 +13,54 @@ namespace tinyloop {
 
 namespace {
 
-// Touched with the GIL held.
-struct Calls {
-  int running = 0;
-  std::optional<std::thread::id> closer;
-};
-Calls& calls() {
-  static Calls state;
-  return state;
+int running = 0;                    // calls of all threads; touched with the GIL held
+thread_local int running_here = 0;  // of them, this thread's: a callback may call again
+std::atomic<std::thread::id> closer{std::thread::id()};  // who finalizes, once somebody does
+
+// Ends a call from within. No caller sees it: the thread is parked before.
+struct InterpreterEnds : std::exception {};
+
+bool is_left_behind() {
+  const std::thread::id id = closer.load();
+  return id != std::thread::id() && id != std::this_thread::get_id();
 }
 
+// Called with the GIL held. Nobody needs to wait for this thread's calls any more.
 [[noreturn]] void park() {
+  running -= running_here;
   PyEval_SaveThread();
   for (;;) ::pause();
 }
 
 }  // namespace
 
-WithoutGil::Place::Place() {
-  const auto& closer = calls().closer;
-  if (closer && *closer != std::this_thread::get_id()) park();
-  ++calls().running;
+WithoutGil::Place::Place() : errors_before(std::uncaught_exceptions()) {
+  if (is_left_behind()) park();
+  ++running;
+  ++running_here;
 }
-WithoutGil::Place::~Place() { --calls().running; }
+WithoutGil::Place::~Place() {
+  if (std::uncaught_exceptions() > errors_before && is_left_behind()) park();
+  --running;
+  --running_here;
+}
 
 // Python runs its signal handlers in the main thread alone.
-std::unique_ptr<InterruptScope> WithoutGil::watch_signals() {
+std::unique_ptr<InterruptScope> WithoutGil::watch() {
   const py::module_ threading = py::module_::import("threading");
-  if (!threading.attr("get_ident")().equal(threading.attr("main_thread")().attr("ident"))) {
-    return nullptr;
-  }
-  return std::make_unique<InterruptScope>([] {
+  const bool is_main =
+      threading.attr("get_ident")().equal(threading.attr("main_thread")().attr("ident"));
+  return std::make_unique<InterruptScope>([is_main] {
+    if (is_left_behind()) throw InterpreterEnds();
+    if (!is_main) return;
     const py::gil_scoped_acquire gil;
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();
   });
 }
 
 void wait_for_calls() {
-  calls().closer = std::this_thread::get_id();
-  while (calls().running > 0) {
+  closer = std::this_thread::get_id();
+  while (running > running_here) {
     py::gil_scoped_release nogil;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }

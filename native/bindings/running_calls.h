@@ -13,20 +13,22 @@ namespace tinyloop {
 // In the main thread, signals are looked at from time to time: Ctrl-C ends the call.
 //
 // An interpreter that finalizes ends a thread where it takes the GIL back, and C++ frames do not
-// survive that; so the module's exit hook waits for the calls that run, and a thread that comes
-// later is parked: an error would make it print while the interpreter goes away, which aborts the
-// process. The thread that finalizes may still call.
+// survive that; so the module's exit hook lets the calls that run end at their next layer, waits
+// for that, and parks their threads as well as those that come later: an error would make them
+// print while the interpreter goes away, which aborts the process. The thread that finalizes may
+// still call.
 class WithoutGil {
  private:
   struct Place {
     Place();
     ~Place();
+    const int errors_before;
   };
   Place place_;
-  std::unique_ptr<InterruptScope> interrupt_ = watch_signals();
+  std::unique_ptr<InterruptScope> interrupt_ = watch();
   pybind11::gil_scoped_release nogil_;
 
-  static std::unique_ptr<InterruptScope> watch_signals();
+  static std::unique_ptr<InterruptScope> watch();
 };
 
 // The module's exit hook.

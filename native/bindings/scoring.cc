@@ -6,6 +6,7 @@
 
 #include "bindings.h"
 #include "checks.h"
+#include "making.h"
 #include "running_calls.h"
 
 namespace tinyloop {
@@ -45,11 +46,7 @@ FlatItems::FlatItems(const py::object& token_ids, const py::object& item_offsets
       offsets(require<int64_t>(item_offsets, "offsets")),
       n_scored(require<int32_t>(scored, "n_scored")) {
   const auto n = n_scored.size();
-  if (given) {
-    for (const std::optional<PyPrefix>& prefix : *given) {
-      prefixes.push_back(prefix ? prefix->open() : nullptr);
-    }
-  }
+  if (given) prefixes = open_all(*given, "item");
   if (offsets.size() != n + 1) {
     bad("offsets has " + std::to_string(offsets.size()) + " entries for " + std::to_string(n) +
         " items; it needs one more than items");
@@ -64,15 +61,12 @@ FlatItems::FlatItems(const py::object& token_ids, const py::object& item_offsets
   for (py::ssize_t i = 0; i < n; ++i) {
     const int64_t begin = offsets.data()[i], end = offsets.data()[i + 1];
     if (end < begin || end > ids.size()) bad("offsets must not fall, at item " + std::to_string(i));
-    if (n_scored.data()[i] < 1) {
-      bad("n_scored of item " + std::to_string(i) + " is " + std::to_string(n_scored.data()[i]));
+    // Here and not only in the engine: the results are allocated by this number.
+    if (n_scored.data()[i] < 1 || n_scored.data()[i] > end - begin) {
+      bad("n_scored of item " + std::to_string(i) + " is " + std::to_string(n_scored.data()[i]) +
+          ", and it has " + std::to_string(end - begin) + " ids");
     }
     total += n_scored.data()[i];
-  }
-  // Before anything of that size is allocated: no item may score more than it has.
-  if (total > ids.size()) {
-    bad(std::to_string(total) + " scored ids, but only " + std::to_string(ids.size()) +
-        " are given");
   }
 }
 

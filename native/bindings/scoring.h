@@ -28,7 +28,7 @@ struct FlatItems {
   int64_t total = 0;                                   // scored ids
 
   FlatItems(const py::object& token_ids, const py::object& offsets, const py::object& n_scored,
-            const std::optional<std::vector<std::optional<PyPrefix>>>& prefixes);
+            const Prefixes& prefixes);
 
   size_t size() const { return static_cast<size_t>(n_scored.size()); }
   const int32_t* first_id(size_t item) const { return ids.data() + offsets.data()[item]; }
@@ -45,8 +45,6 @@ struct FlatItems {
 
 // An int32 array with one value an item, or null if none was given.
 std::optional<Array<int32_t>> per_item(const py::object& values, size_t items, const char* name);
-
-using Prefixes = std::optional<std::vector<std::optional<PyPrefix>>>;
 
 ScoreResult score_items(const PyModel& model, const py::object& token_ids,
                         const py::object& offsets, const py::object& n_scored,

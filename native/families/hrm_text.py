@@ -56,7 +56,7 @@ def _describe(config: Config, names: Set[str]) -> dict[str, Value]:
 def _layers_per_stack(config: Config, names: Set[str], low_cycles: int, loops: int) -> int:
     """num_hidden_layers may count one stack, both, or every run of every layer; the tensors tell which."""
     found = {
-        int(match[1]) for name in names if (match := re.match(rf"{re.escape(LOW)}\.(\d{{1,4}})\.", name))
+        int(match[1]) for name in names if (match := re.match(rf"{re.escape(LOW)}\.([0-9]{{1,4}})\.", name))
     }
     n_layers = max(found, default=-1) + 1
     if "num_layers_per_stack" in config:

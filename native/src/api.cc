@@ -23,10 +23,16 @@ int default_depth(const Engine& engine, int depth) {
   return depth != 0 ? depth : static_cast<int>(engine.descriptor.loops);
 }
 
-std::shared_ptr<PrefixState> state_of(const PrefixCache* prefix) {
+std::shared_ptr<PrefixState> state_of(const PrefixCache* prefix,
+                                      const std::string& what = "the prefix") {
   if (prefix == nullptr) return nullptr;
-  prefix->state->require_open();
+  prefix->state->require_open(what);
   return prefix->state;
+}
+
+// Of one of several.
+std::shared_ptr<PrefixState> state_of(const PrefixCache* prefix, const char* whose, size_t index) {
+  return state_of(prefix, "the prefix of " + (whose + (" " + std::to_string(index))));
 }
 
 // Requests as the engine takes them, and what keeps their prefixes alive.
@@ -37,7 +43,7 @@ struct ScoreItems {
 
   ScoreItems(const std::vector<ScoreRequest>& requests, int depth) {
     for (const ScoreRequest& r : requests) {
-      prefixes.push_back(state_of(r.prefix));
+      prefixes.push_back(state_of(r.prefix, "item", prefixes.size()));
       const int own = r.depth != 0 ? r.depth : depth;
       items.push_back({r.ids, r.n_ids, r.n_scored, prefixes.back().get(), own, r.prompt_len});
       max_depth = std::max<int64_t>(max_depth, own);
@@ -129,7 +135,8 @@ std::vector<ResumeHandle*> start_resume(Model* model, const std::vector<ScoreReq
   const std::shared_ptr<Engine> engine = model->engine;
   std::vector<StartItem> items;
   for (const ScoreRequest& r : requests) {
-    items.push_back({r.ids, r.n_ids, r.n_scored, state_of(r.prefix), r.prompt_len});
+    std::shared_ptr<PrefixState> prefix = state_of(r.prefix, "item", items.size());
+    items.push_back({r.ids, r.n_ids, r.n_scored, std::move(prefix), r.prompt_len});
   }
   std::vector<std::unique_ptr<ResumeHandle>> handles(items.size());
   for (auto& handle : handles) handle = std::make_unique<ResumeHandle>();
@@ -152,11 +159,14 @@ void upgrade_resume(Model* model, const std::vector<ResumeHandle*>& handles, int
   std::vector<std::shared_ptr<ResumeState>> states;
   std::vector<std::shared_ptr<PrefixState>> parents;
   for (const ResumeHandle* handle : handles) {
-    if (handle == nullptr) throw InvalidInputError("cannot upgrade: a handle is null");
-    handle->state->require_open();
+    const std::string what = "handle " + std::to_string(states.size());
+    if (handle == nullptr) throw InvalidInputError("cannot upgrade " + what + ": it is null");
+    handle->state->require_open(what);
     states.push_back(handle->state);
   }
-  for (const PrefixCache* prefix : prefixes) parents.push_back(state_of(prefix));
+  for (const PrefixCache* prefix : prefixes) {
+    parents.push_back(state_of(prefix, "handle", parents.size()));
+  }
   upgrade(engine, states, depth, prefixes.empty() ? nullptr : &parents);
 }
 
@@ -216,7 +226,7 @@ std::vector<Completion> generate(Model* model, const std::vector<GenerateRequest
   std::vector<std::shared_ptr<PrefixState>> prefixes;
   std::vector<GenerateItem> items;
   for (const GenerateRequest& r : requests) {
-    prefixes.push_back(state_of(r.prefix));
+    prefixes.push_back(state_of(r.prefix, "request", prefixes.size()));
     items.push_back({r.ids, r.n_ids, prefixes.back().get(), default_depth(*engine, r.depth),
                      r.max_new_tokens, r.stop_ids, r.sampling, r.seed, r.exit_threshold,
                      r.min_depth});

@@ -13,10 +13,10 @@ void check_ids(const Engine& engine, const int32_t* ids, size_t n, const std::st
   }
 }
 
-void check_depth(int depth) {
+void check_depth(int depth, const std::string& what) {
   if (depth < 1 || depth > kMaxDepth) {
-    throw InvalidInputError("cannot run at depth " + std::to_string(depth) + ": it must be 1.." +
-                            std::to_string(kMaxDepth));
+    throw InvalidInputError("cannot run " + what + " at depth " + std::to_string(depth) +
+                            ": it must be 1.." + std::to_string(kMaxDepth));
   }
 }
 

@@ -14,7 +14,7 @@ inline constexpr int kMaxDepth = 4096;
 
 // Each throws the error that the public header names, with `what` as the thing that cannot run.
 void check_ids(const Engine& engine, const int32_t* ids, size_t n, const std::string& what);
-void check_depth(int depth);
+void check_depth(int depth, const std::string& what);
 // New rows against the row budget, and the last position against the model's.
 void check_rows(const Engine& engine, size_t rows, int64_t position, const std::string& what);
 // A prefix that can serve `depth` loops: deep enough, and exactly so where a coda follows the

@@ -6,6 +6,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -23,6 +24,8 @@ constexpr int64_t kBlockTokens = 256;
 // Sequences at a time where the caller does not say.
 constexpr int kDefaultBatch = 64;
 
+std::string request_name(size_t index) { return "request " + std::to_string(index); }
+
 // One request on its way. Its tokens are those of the prefix, the item and what was generated.
 struct Sequence {
   size_t item = 0;
@@ -35,6 +38,7 @@ struct Sequence {
   int64_t block_end = 0;                            // positions that the blocks hold
   double alive = 1.0;  // of the row that runs: product of 1 - gate so far
   size_t order = 0;    // when it joined: the greatest is the youngest
+  size_t served = 0;   // the last step that had rows of it, or at which it joined
 
   int64_t pending() const { return static_cast<int64_t>(ids.size()) - stored; }
   int64_t position() const { return start + stored; }
@@ -187,12 +191,22 @@ class GenerateCall {
 
   // ---- one step --------------------------------------------------------------------------------
 
+  // Whether another sequence may join. Where those that decode leave it too few rows of a step, one
+  // at a time does, and takes turns with them: otherwise it would wait until one of them ends. One,
+  // since a prompt holds its memory from when it joins.
+  bool may_join(int64_t rows_left) const {
+    if (waiting_.empty() || running_.size() >= max_batch_) return false;
+    const GenerateItem& next = items_[waiting_.front()->item];
+    const int64_t needed = item_is_whole(next) ? static_cast<int64_t>(next.n_ids) : 1;
+    return needed <= rows_left || std::all_of(running_.begin(), running_.end(),
+                                              [](const auto& s) { return s->pending() == 1; });
+  }
+
   // Lets waiting sequences join while the batch, the rows and the memory have room.
   void admit(int64_t rows_left) {
-    while (!waiting_.empty() && running_.size() < max_batch_ && rows_left > 0) {
+    while (may_join(rows_left)) {
       Sequence& s = *waiting_.front();
       const GenerateItem& item = items_[s.item];
-      if (item_is_whole(item) && static_cast<int64_t>(item.n_ids) > rows_left) return;
       try {
         s.prefix = prefix_view(item);
         s.start = item.prefix != nullptr ? item.prefix->length() : 0;
@@ -203,6 +217,7 @@ class GenerateCall {
         return;
       }
       s.order = joined_++;
+      s.served = steps_;
       rows_left -= s.pending();
       running_.push_back(std::move(waiting_.front()));
       waiting_.pop_front();
@@ -220,12 +235,13 @@ class GenerateCall {
     admit(left);
     std::vector<StepRows> rows;
     left = engine_.options.max_seq_len;
-    // Those that decode first: a long prompt must not hold them up.
+    // Those that the last step had no rows for, then those that decode: a long prompt must not hold
+    // them up.
+    const auto turn = [](const Sequence* s) { return std::pair(s->served, s->pending() > 1); };
     std::vector<Sequence*> order;
     for (const auto& s : running_) order.push_back(s.get());
-    std::stable_sort(order.begin(), order.end(), [](const Sequence* a, const Sequence* b) {
-      return (a->pending() == 1) > (b->pending() == 1);
-    });
+    std::stable_sort(order.begin(), order.end(),
+                     [&](const Sequence* a, const Sequence* b) { return turn(a) < turn(b); });
     for (Sequence* s : order) {
       const bool here = std::any_of(running_.begin(), running_.end(),
                                     [&](const auto& r) { return r.get() == s; });
@@ -250,6 +266,8 @@ class GenerateCall {
 
   void step() {
     const std::vector<StepRows> rows = choose_rows();
+    ++steps_;
+    for (const StepRows& r : rows) r.sequence->served = steps_;
     std::vector<PassSequence> sequences;
     for (const StepRows& r : rows) sequences.push_back(pass_sequence(r));
     Pass pass(engine_, std::move(sequences));
@@ -365,8 +383,7 @@ class GenerateCall {
     if (!greedy.empty()) head_.best(pass);
     for (size_t k = 0; k < greedy.size(); ++k) {
       if (head_.best_ids()[k] < 0) {
-        throw Error("cannot generate for request " +
-                    std::to_string(rows[greedy[k].index].sequence->item) +
+        throw Error("cannot generate for " + request_name(rows[greedy[k].index].sequence->item) +
                     ": no logit of its next token is a number; the model's activations overflow");
       }
       samples[greedy[k].index] = {head_.best_ids()[k], head_.best_logprobs()[k]};
@@ -394,10 +411,19 @@ class GenerateCall {
         const float* row = logits + k * vocab;
         const SampleKey key{item.seed, static_cast<uint64_t>(s.position())};
         Sample& sample = samples[choices[first + k].index];
-        sample.id = choose_id({row, vocab}, item.sampling, seen(s), key, scratch_);
+        sample.id = choose_named(s.item, {row, vocab}, seen(s), key);
         sample.logprob = static_cast<float>(
             static_cast<double>(row[static_cast<size_t>(sample.id)]) - log_sums[k]);
       }
+    }
+  }
+
+  int32_t choose_named(size_t item, std::span<const float> logits, const std::vector<int32_t>& seen,
+                       const SampleKey& key) {
+    try {
+      return choose_id(logits, items_[item].sampling, seen, key, scratch_);
+    } catch (const Error& error) {
+      throw Error("cannot generate for " + request_name(item) + ": " + error.what());
     }
   }
 
@@ -441,14 +467,15 @@ class GenerateCall {
   std::map<const PrefixState*, PrefixView> views_;
   SampleScratch scratch_;
   size_t joined_ = 0;
+  size_t steps_ = 0;
 };
 
 void check_item(const Engine& engine, const GenerateItem& item, size_t index) {
-  const std::string what = "request " + std::to_string(index);
+  const std::string what = request_name(index);
   const auto refuse = [&](const std::string& why) {
     throw InvalidInputError("cannot generate for " + what + ": " + why);
   };
-  check_depth(item.depth);
+  check_depth(item.depth, what);
   if (item.n_ids == 0) refuse("it has no ids; at least one must follow the prefix");
   check_ids(engine, item.ids, item.n_ids, what);
   check_ids(engine, item.stop_ids.data(), item.stop_ids.size(), what + "'s stop ids");
@@ -465,7 +492,7 @@ void check_item(const Engine& engine, const GenerateItem& item, size_t index) {
   if (item.exit_threshold < 1.0 && !engine.descriptor.exit_gate) {
     refuse("it has an exit_threshold, and the model has no exit gate");
   }
-  check_sampling(item.sampling);
+  check_sampling(item.sampling, " for " + what);
   if (item.prefix != nullptr) check_prefix(engine, *item.prefix, item.depth, what);
   const int64_t start = item.prefix != nullptr ? item.prefix->length() : 0;
   const int64_t end = start + static_cast<int64_t>(item.n_ids) + item.max_new_tokens - 1;

@@ -44,7 +44,7 @@ MemoryPlan plan_memory(const std::string& path, const LoadOptions& options, int 
   std::unique_ptr<LoadSetup> read;
   in_phase("header", path, [&] { read = std::make_unique<LoadSetup>(path, options); });
   const LoadSetup& setup = *read;
-  if (depth != 0) check_depth(depth);
+  if (depth != 0) check_depth(depth, "the prefix");
   if (prefix_length > static_cast<size_t>(setup.descriptor.max_positions)) {
     throw InvalidInputError("cannot plan for a prefix of " + std::to_string(prefix_length) +
                             " tokens: the model has " +

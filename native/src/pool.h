@@ -22,15 +22,18 @@ struct Pool {
       : engine(std::move(owner)), ledger(budget_bytes, policy) {}
 
   // Building a prefix after a held one (or from position 0) takes three steps, so that the caller
-  // may let go of its lock while the second, prefill_guarded(), computes. The caller holds the
-  // ForwardGuard. First: what will be refused is refused, and nothing is evicted.
+  // may let go of its lock while the second, prefill_guarded(), computes under the ForwardGuard.
+  // First: what will be refused is refused, and nothing is evicted.
+  // Where an equal prefix is held already there is nothing to build: `held` is its key, now used.
   struct Room {
     std::shared_ptr<PrefixState> parent;
     size_t bytes = 0;
+    std::optional<int64_t> held;
   };
   Room check_room_for(std::span<const int32_t> ids, int depth, std::optional<int64_t> parent,
                       bool upgradable);
-  // Last: holds what was built after `parent`. Returns its key.
+  // Last: holds what was built after `parent`. Returns its key, or that of an equal prefix that is
+  // held already. Equal are prefixes of the same ids, depth, states (kept or not) and prompt.
   int64_t hold(std::shared_ptr<PrefixState> prefix, std::optional<int64_t> parent);
   // All three, for a caller without a lock of its own.
   int64_t create(std::span<const int32_t> ids, int depth, std::optional<int64_t> parent,

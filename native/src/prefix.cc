@@ -25,8 +25,8 @@ size_t PrefixState::bytes() const {
   return total;
 }
 
-void PrefixState::require_open() const {
-  if (engine->closed()) throw ClosedHandleError("cannot use the prefix: its model was closed");
+void PrefixState::require_open(const std::string& what) const {
+  if (engine->closed()) throw ClosedHandleError("cannot use " + what + ": its model was closed");
   engine->require_usable();
 }
 
@@ -72,7 +72,7 @@ KeepPlaces keep_places(const PrefixState& state) {
 
 void check_prefill(const Engine& engine, const int32_t* ids, size_t n_ids, int depth,
                    const PrefixState* parent) {
-  check_depth(depth);
+  check_depth(depth, "the prefix");
   if (n_ids == 0) throw InvalidInputError("cannot build a prefix of 0 tokens");
   check_ids(engine, ids, n_ids, "the prefix");
   if (parent != nullptr) {
@@ -135,12 +135,13 @@ std::shared_ptr<PrefixState> prefill_guarded(const std::shared_ptr<Engine>& engi
 
 namespace {
 
-void check_same_tokens(const std::shared_ptr<PrefixState>& given,
-                       const std::shared_ptr<PrefixState>& had) {
-  if ((given ? given->all_ids() : std::vector<int32_t>()) !=
-      (had ? had->all_ids() : std::vector<int32_t>())) {
-    throw MismatchError(
-        "cannot upgrade on another prefix: its token ids are not those that the handle stands on");
+void check_same_tokens(const Upgrade& upgrade, const PrefixState& from) {
+  const auto ids = [](const std::shared_ptr<PrefixState>& prefix) {
+    return prefix ? prefix->all_ids() : std::vector<int32_t>();
+  };
+  if (ids(upgrade.parent) != ids(from.parent)) {
+    throw MismatchError("cannot upgrade " + upgrade.what +
+                        " on another prefix: its token ids are not those that it stands on");
   }
 }
 
@@ -150,16 +151,18 @@ std::shared_ptr<PrefixState> prepare_upgrade(const Upgrade& upgrade, int depth) 
   const PrefixState& from = *upgrade.from;
   Engine& engine = *from.engine;
   const Schedule& schedule = engine.schedule;
-  check_depth(depth);
+  check_depth(depth, upgrade.what);
   if (depth <= from.depth) {
-    throw MismatchError("cannot upgrade from depth " + std::to_string(from.depth) + " to " +
-                        std::to_string(depth) + ": it must be greater");
+    throw MismatchError("cannot upgrade " + upgrade.what + " from depth " +
+                        std::to_string(from.depth) + " to " + std::to_string(depth) +
+                        ": it must be greater");
   }
   if (!from.states) {
-    throw MismatchError("cannot upgrade: the handle kept no states; build it as upgradable");
+    throw MismatchError("cannot upgrade " + upgrade.what +
+                        ": it kept no states; build it as upgradable");
   }
-  if (upgrade.parent) check_prefix(engine, *upgrade.parent, depth, "the upgrade");
-  if (upgrade.parent != from.parent) check_same_tokens(upgrade.parent, from.parent);
+  if (upgrade.parent) check_prefix(engine, *upgrade.parent, depth, upgrade.what);
+  if (upgrade.parent != from.parent) check_same_tokens(upgrade, *upgrade.from);
   auto to = std::make_shared<PrefixState>();
   to->engine = from.engine;
   to->ids = from.ids;
@@ -198,7 +201,7 @@ std::shared_ptr<PrefixState> upgrade_prefix(const std::shared_ptr<PrefixState>& 
   Engine& engine = *prefix->engine;
   ForwardGuard guard(engine);
   if (!parent) parent = prefix->parent;
-  auto to = prepare_upgrade({prefix, parent, nullptr, Owner::kPrefix}, depth);
+  auto to = prepare_upgrade({prefix, parent, nullptr, Owner::kPrefix, "the prefix"}, depth);
   const CacheView before = parent ? parent->view() : CacheView();
   const KeepPlaces keep = keep_places(*to);
   PassSequence sequence;

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "cache.h"
@@ -37,8 +38,9 @@ struct PrefixState {
   bool has_planes() const { return !planes.empty(); }
   // Bytes of its own tokens, also where it shares them with what it was upgraded from.
   size_t bytes() const;
-  // Throws ClosedHandleError after the model was closed.
-  void require_open() const;
+  // Throws ClosedHandleError after the model was closed; `what` is the prefix as the caller knows
+  // it.
+  void require_open(const std::string& what = "the prefix") const;
   // All tokens from position 0 on: ancestors first, own last. Made for each call, so that a chain
   // of n prefixes holds n of them and not n squared.
   CacheView view() const;
@@ -60,12 +62,14 @@ std::shared_ptr<PrefixState> prefill_guarded(const std::shared_ptr<Engine>& engi
                                              std::shared_ptr<PrefixState> parent, bool upgradable);
 
 // A state at a greater depth that shares all planes but the coda's; `parent` replaces the old one's
-// and must serve `depth`. reserve: null, or a block with room for the planes of `depth`.
+// and must serve `depth`. reserve: null, or a block with room for the planes of `depth`. what: the
+// handle, for errors.
 struct Upgrade {
   std::shared_ptr<PrefixState> from;
   std::shared_ptr<PrefixState> parent;
   std::shared_ptr<CacheBlock> reserve;
   Owner owner = Owner::kPrefix;
+  std::string what;
 };
 // An empty state to run `upgrade` into: allocates what it needs, checks what it stands on.
 std::shared_ptr<PrefixState> prepare_upgrade(const Upgrade& upgrade, int depth);

@@ -57,6 +57,10 @@ void PoolLedger::check(const PoolEntry& entry) {
 int64_t PoolLedger::put(PoolEntry entry) {
   require_open();
   check(entry);
+  if (const auto equal = find_equal(entry.ids, entry.depth, entry.variant)) {
+    touch(held_.at(*equal));
+    return *equal;
+  }
   make_room(entry.bytes, entry.parent);
   const int64_t key = next_key_++;
   Held& kept = held_[key];
@@ -131,6 +135,20 @@ std::shared_ptr<void> PoolLedger::get(int64_t key) {
   Held& found = held(key, "get");
   touch(found);
   return found.entry.payload;
+}
+
+std::optional<int64_t> PoolLedger::find_equal(std::span<const int32_t> ids, int depth,
+                                              int64_t variant) const {
+  require_open();
+  const auto same_ids = by_ids_.find(ids);
+  if (same_ids == by_ids_.end()) return std::nullopt;
+  const ByDepth& by_depth = same_ids->second;
+  for (auto at = by_depth.lower_bound({depth, 0}); at != by_depth.end(); ++at) {
+    const auto& [of_depth, key] = at->first;
+    if (of_depth != depth) break;
+    if (at->second->entry.variant == variant) return key;
+  }
+  return std::nullopt;
 }
 
 // Prefixes of one sequence stand in the order of their length, and whatever stands between the

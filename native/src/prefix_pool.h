@@ -27,6 +27,7 @@ enum class DepthRule { kAtLeast, kExactly };
 struct PoolEntry {
   std::vector<int32_t> ids;  // from position 0 on, the parent's included
   int depth = 0;
+  int64_t variant = 0;            // what else tells entries of equal ids and depth apart
   size_t bytes = 0;               // its own; the parent's are the parent's
   std::optional<int64_t> parent;  // key
   std::shared_ptr<void> payload;
@@ -40,8 +41,10 @@ class PoolLedger {
   PoolLedger(size_t budget_bytes, EvictPolicy policy) : budget_(budget_bytes), policy_(policy) {}
 
   // Makes room as make_room() does, then holds the entry and returns its key: positive, rising,
-  // never used twice. Throws InvalidInputError for no ids, a depth below 1 or an unknown parent,
-  // MismatchError if the ids do not continue the parent's, OutOfMemoryError; then nothing changed.
+  // never used twice. Where an equal entry is held already, that is a use of it and its key the
+  // result; it keeps its parent, its pins and its payload, and nothing is evicted. Throws
+  // InvalidInputError for no ids, a depth below 1 or an unknown parent, MismatchError if the ids do
+  // not continue the parent's, OutOfMemoryError; then nothing changed.
   int64_t put(PoolEntry entry);
 
   // Evicts until `bytes` more fit, oldest use first; never a pinned entry, a parent, or `keep`.
@@ -55,6 +58,9 @@ class PoolLedger {
   // The payload; a use of the entry and of its ancestors. It stays alive with its last holder, also
   // after an eviction.
   std::shared_ptr<void> get(int64_t key);
+
+  // The key of the entry that equals one of these ids, depth and variant. Not a use.
+  std::optional<int64_t> find_equal(std::span<const int32_t> ids, int depth, int64_t variant) const;
 
   // The key of the longest held prefix of `ids` (which may be all of them) that serves `depth`;
   // among equals the shallowest, then the oldest. Not a use.

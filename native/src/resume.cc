@@ -6,6 +6,7 @@
 
 #include "checks.h"
 #include "head.h"
+#include "packing.h"
 #include "pass.h"
 
 namespace tinyloop {
@@ -34,42 +35,32 @@ class ResumeCall {
       : engine_(engine), jobs_(jobs), from_(from), depth_(depth), head_(engine) {}
 
   void run() {
-    std::vector<const PrefixState*> prefixes;
     std::vector<PassNeeds> needs;
-    for (const Job& job : jobs_) {
-      prefixes.push_back(job.prefix);
-      needs.push_back({job.prefix, job.result.rows->own_length()});
-      if (job.prefix != nullptr) views_.emplace(job.prefix, job.prefix->view());
-    }
-    const std::vector<size_t> order = prefix_order(prefixes);
-    for (size_t first = 0; first < order.size();) {
-      const size_t end = pass_end(engine_, needs, order, first);
-      run_pass({order.begin() + static_cast<std::ptrdiff_t>(first),
-                order.begin() + static_cast<std::ptrdiff_t>(end)});
-      first = end;
-    }
+    for (const Job& job : jobs_) needs.push_back({job.prefix, job.result.rows->own_length()});
+    const Packed packed = pack(engine_, needs);
+    for (const std::vector<size_t>& members : packed.passes) run_pass(packed, members);
   }
 
  private:
-  PassSequence sequence(const Job& job, const KeepPlaces& keep) const {
+  PassSequence sequence(const Packed& packed, const Job& job, const KeepPlaces& keep) const {
     PassSequence s;
     s.ids = job.handle->ids.data();
     s.rows = job.result.rows->own_length();
     s.position = job.result.rows->begin;
     s.open_end = job.result.rows->open_end;
-    s.before = job.prefix != nullptr ? &views_.at(job.prefix) : nullptr;
+    s.before = packed.view(job.prefix);
     s.keep_once = keep.any ? &keep.once : nullptr;
     s.keep_loops = keep.any ? &keep.loops : nullptr;
     s.resume = job.resume;
     return s;
   }
 
-  void run_pass(const std::vector<size_t>& members) {
+  void run_pass(const Packed& packed, const std::vector<size_t>& members) {
     std::vector<KeepPlaces> keeps;
     for (const size_t i : members) keeps.push_back(keep_places(*jobs_[i].result.rows));
     std::vector<PassSequence> sequences;
     for (size_t s = 0; s < members.size(); ++s) {
-      sequences.push_back(sequence(jobs_[members[s]], keeps[s]));
+      sequences.push_back(sequence(packed, jobs_[members[s]], keeps[s]));
     }
     Pass pass(engine_, std::move(sequences), from_);
     while (pass.loops() < depth_) pass.run_loop();
@@ -98,7 +89,6 @@ class ResumeCall {
   std::vector<Job>& jobs_;
   const int from_, depth_;
   HeadRows head_;
-  std::map<const PrefixState*, CacheView> views_;
 };
 
 void check_item(const Engine& engine, const StartItem& item, size_t index, int depth) {
@@ -139,9 +129,9 @@ std::shared_ptr<CacheBlock> make_reserve(const Engine& engine, const StartItem& 
 
 }  // namespace
 
-void ResumeState::require_open() const {
+void ResumeState::require_open(const std::string& what) const {
   if (rows->engine->closed()) {
-    throw ClosedHandleError("cannot use the resume handle: its model was closed");
+    throw ClosedHandleError("cannot use " + what + ": its model was closed");
   }
   rows->engine->require_usable();
 }
@@ -158,8 +148,8 @@ std::vector<std::shared_ptr<ResumeState>> start(const std::shared_ptr<Engine>& e
                                                 const std::vector<StartItem>& items, int depth,
                                                 int max_depth, bool keep_cache) {
   ForwardGuard guard(*engine);
-  check_depth(depth);
-  check_depth(max_depth);
+  check_depth(depth, "the items");
+  check_depth(max_depth, "the items' upgrades");
   if (max_depth < depth) {
     throw InvalidInputError("cannot start at depth " + std::to_string(depth) + " with max_depth=" +
                             std::to_string(max_depth) + ": it must be at least as deep");
@@ -221,7 +211,7 @@ std::function<void()> compute_upgrade(const std::shared_ptr<Engine>& engine,
   auto computed = std::make_shared<Computed>(engine);
   computed->handles = handles;
   auto& jobs = computed->jobs;
-  check_depth(depth);
+  check_depth(depth, "the handles");
   for (size_t i = 0; i < handles.size(); ++i) {
     ResumeState& handle = *handles[i];
     const std::string what = "handle " + std::to_string(i);
@@ -235,7 +225,8 @@ std::function<void()> compute_upgrade(const std::shared_ptr<Engine>& engine,
     std::shared_ptr<PrefixState> prefix = handle.prefix;
     if (prefixes != nullptr && (*prefixes)[i]) prefix = (*prefixes)[i];
     Job job{&handle, prefix.get(), handle.rows->states->as<float>(), {}};
-    job.result.rows = prepare_upgrade({handle.rows, prefix, handle.reserve, Owner::kResume}, depth);
+    job.result.rows =
+        prepare_upgrade({handle.rows, prefix, handle.reserve, Owner::kResume, what}, depth);
     jobs[handle.depth()].push_back(std::move(job));
   }
   for (auto& [from, group] : jobs) ResumeCall(*engine, group, from, depth).run();

@@ -4,11 +4,11 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "engine.h"
 #include "prefix.h"
-#include "score.h"
 
 namespace tinyloop {
 
@@ -29,8 +29,9 @@ struct ResumeState {
   size_t bytes() const;
   // The rows as a prefix. Throws MismatchError if no cache was kept.
   std::shared_ptr<PrefixState> as_prefix() const;
-  // Throws ClosedHandleError after the model was closed.
-  void require_open() const;
+  // Throws ClosedHandleError after the model was closed; `what` is the handle as the caller knows
+  // it.
+  void require_open(const std::string& what = "the resume handle") const;
 };
 
 // Scores items at `depth` and keeps what upgrades up to max_depth need: the states, and with

@@ -15,12 +15,6 @@ namespace {
 // A channel that no model's width reaches: the initial states of a model draw from the others.
 constexpr uint64_t kSamplingChannel = uint64_t{1} << 63;
 
-void require(bool allowed, const char* option, const std::string& value, const char* range) {
-  if (allowed) return;
-  throw InvalidInputError("cannot sample with " + std::string(option) + "=" + value +
-                          ": it must be " + range);
-}
-
 std::string number(double value) {
   char text[32];
   std::snprintf(text, sizeof(text), "%g", value);
@@ -165,7 +159,13 @@ int32_t draw_one(std::span<Candidate> candidates, const SamplingOptions& options
 
 }  // namespace
 
-void check_sampling(const SamplingOptions& options) {
+void check_sampling(const SamplingOptions& options, const std::string& what) {
+  const auto require = [&](bool allowed, const char* option, const std::string& value,
+                           const char* range) {
+    if (allowed) return;
+    throw InvalidInputError("cannot sample" + what + " with " + option + "=" + value +
+                            ": it must be " + range);
+  };
   require(std::isfinite(options.temperature) && options.temperature >= 0.0, "temperature",
           number(options.temperature), "0 (the likeliest id) or a positive number");
   require(options.top_k >= 0, "top_k", std::to_string(options.top_k), "0 (all ids) or positive");

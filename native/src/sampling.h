@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "tinyloop/sampling_options.h"
@@ -31,8 +32,9 @@ struct Candidate {
 // Memory that draws share, so that none of them allocates after the first.
 using SampleScratch = std::vector<Candidate>;
 
-// Throws InvalidInputError naming the option, its value and what is allowed.
-void check_sampling(const SamplingOptions& options);
+// Throws InvalidInputError naming the option, its value and what is allowed. what: whose options
+// they are where there are several, such as " for request 3".
+void check_sampling(const SamplingOptions& options, const std::string& what = "");
 
 // The chosen id. The options must have passed check_sampling().
 //   logits  float32 [vocabulary], at least one; minus infinity is an id that cannot come

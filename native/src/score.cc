@@ -2,13 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
 #include <numeric>
-#include <set>
 #include <string>
 
 #include "checks.h"
 #include "head.h"
+#include "packing.h"
 #include "pass.h"
 
 namespace tinyloop {
@@ -17,9 +16,14 @@ namespace {
 
 std::string item_name(size_t index) { return "item " + std::to_string(index); }
 
-void check_item(const Engine& engine, const ScoreItem& item, size_t index) {
+void check_item(const Engine& engine, const ScoreItem& item, int min_depth, size_t index) {
   const std::string what = item_name(index);
-  check_depth(item.depth);
+  check_depth(item.depth, what);
+  if (min_depth > item.depth) {
+    throw InvalidInputError("cannot run " + what + " at depth " + std::to_string(item.depth) +
+                            " with min_depth=" + std::to_string(min_depth) +
+                            ": it must be at least as deep");
+  }
   check_scored(item.n_ids, item.n_scored, what);
   check_ids(engine, item.ids, item.n_ids, what);
   check_prompt(engine, item.n_ids, item.prompt_len, item.prefix != nullptr, what);
@@ -44,39 +48,31 @@ class ScoreCall {
   }
 
   void run() {
-    std::vector<const PrefixState*> prefixes;
     std::vector<PassNeeds> needs;
     for (const ScoreItem& item : items_) {
-      prefixes.push_back(item.prefix);
       needs.push_back({item.prefix, static_cast<int64_t>(item.n_ids) - 1});
-      if (item.prefix != nullptr) views_.emplace(item.prefix, item.prefix->view());
     }
-    const std::vector<size_t> order = prefix_order(prefixes);
-    for (size_t first = 0; first < order.size();) {
-      const size_t end = pass_end(engine_, needs, order, first);
-      run_pass({order.begin() + static_cast<std::ptrdiff_t>(first),
-                order.begin() + static_cast<std::ptrdiff_t>(end)});
-      first = end;
-    }
+    const Packed packed = pack(engine_, needs);
+    for (const std::vector<size_t>& members : packed.passes) run_pass(packed, members);
   }
 
  private:
   bool exits() const { return options_.exit_threshold < 1.0; }
   bool gated() const { return exits() || out_.gates != nullptr; }
 
-  PassSequence sequence(const ScoreItem& item) const {
+  PassSequence sequence(const Packed& packed, const ScoreItem& item) const {
     PassSequence s;
     s.ids = item.ids;
     s.rows = static_cast<int64_t>(item.n_ids) - 1;
     s.position = item.prefix != nullptr ? item.prefix->length() : 0;
     s.open_end = std::min(item.prompt_len, s.rows);
-    s.before = item.prefix != nullptr ? &views_.at(item.prefix) : nullptr;
+    s.before = packed.view(item.prefix);
     return s;
   }
 
-  void run_pass(std::vector<size_t> members) {
+  void run_pass(const Packed& packed, const std::vector<size_t>& members) {
     std::vector<PassSequence> sequences;
-    for (const size_t i : members) sequences.push_back(sequence(items_[i]));
+    for (const size_t i : members) sequences.push_back(sequence(packed, items_[i]));
     Pass pass(engine_, std::move(sequences));
     std::vector<size_t> running(members.size());
     std::iota(running.begin(), running.end(), size_t{0});
@@ -175,7 +171,6 @@ class ScoreCall {
   std::vector<int64_t> offsets_;
   int64_t total_ = 0;
   std::vector<double> alive_;  // of each scored row: product of 1 - gate so far
-  std::map<const PrefixState*, CacheView> views_;
 };
 
 void check_options(const Engine& engine, const ScoreOptions& options, const ScoreOutput& out) {
@@ -230,47 +225,17 @@ void score_each_depth(Engine& engine, const std::vector<ScoreItem>& items, const
 
 }  // namespace
 
-std::vector<size_t> prefix_order(const std::vector<const PrefixState*>& prefixes) {
-  std::map<const PrefixState*, size_t> rank;
-  for (const PrefixState* prefix : prefixes) rank.emplace(prefix, rank.size());
-  std::vector<size_t> order(prefixes.size());
-  std::iota(order.begin(), order.end(), size_t{0});
-  std::stable_sort(order.begin(), order.end(),
-                   [&](size_t a, size_t b) { return rank.at(prefixes[a]) < rank.at(prefixes[b]); });
-  return order;
-}
-
-size_t pass_end(const Engine& engine, const std::vector<PassNeeds>& needs,
-                const std::vector<size_t>& order, size_t first) {
-  const int64_t budget = engine.options.max_seq_len;
-  const bool hidden = stores_hidden(engine.cache.mode);
-  std::set<const PrefixState*> seen;
-  int64_t rows = 0, hot = 0;
-  size_t end = first;
-  for (; end < order.size(); ++end) {
-    const PassNeeds& next = needs[order[end]];
-    const bool is_new = hidden && next.prefix != nullptr && seen.insert(next.prefix).second;
-    const int64_t more_hot = is_new ? next.prefix->length() : 0;
-    const bool fits = rows + next.rows <= budget &&
-                      (more_hot == 0 || hot + more_hot <= engine.buffers.rebuild_rows);
-    if (end > first && !fits) break;
-    rows += next.rows;
-    hot += more_hot;
-  }
-  return end;
-}
-
 void score(Engine& engine, const std::vector<ScoreItem>& items, const ScoreOptions& options,
            const ScoreOutput& out) {
   ForwardGuard guard(engine);
   check_options(engine, options, out);
-  for (size_t i = 0; i < items.size(); ++i) check_item(engine, items[i], i);
+  for (size_t i = 0; i < items.size(); ++i) check_item(engine, items[i], options.min_depth, i);
   if (out.by_depth != nullptr && engine.schedule.has_coda()) {
-    for (const ScoreItem& item : items) {
-      if (item.prefix == nullptr) continue;
-      throw MismatchError(
-          "cannot score by depth on a prefix: the layers after the loops keep planes for its own "
-          "depth alone; score without prefixes");
+    for (size_t i = 0; i < items.size(); ++i) {
+      if (items[i].prefix == nullptr) continue;
+      throw MismatchError("cannot score " + item_name(i) +
+                          " by depth on a prefix: the layers after the loops keep planes for its "
+                          "own depth alone; score without prefixes");
     }
   }
   const bool apart = out.by_depth != nullptr && !engine.schedule.after.empty();

@@ -22,7 +22,8 @@ struct ScoreItem {
 
 struct ScoreOptions {
   // An item ends after the first loop, min_depth at least, at which every row that predicts one of
-  // its scored ids has a cumulative exit probability of this or more. 1 or more: never.
+  // its scored ids has a cumulative exit probability of this or more. 1 or more: never. No item may
+  // be less deep than min_depth.
   double exit_threshold = std::numeric_limits<double>::infinity();
   int min_depth = 1;
 };
@@ -41,18 +42,5 @@ struct ScoreOutput {
 // See score() of tinyloop.h.
 void score(Engine& engine, const std::vector<ScoreItem>& items, const ScoreOptions& options,
            const ScoreOutput& out);
-
-// The order in which items run: those on one prefix side by side, so that a pass reads its tiles
-// once; prefixes by first appearance.
-std::vector<size_t> prefix_order(const std::vector<const PrefixState*>& prefixes);
-
-// The end of the pass that begins at order[first]: as many items as fit max_seq_len new rows, and
-// in a hidden mode the buffer of rebuilt keys. At least one.
-struct PassNeeds {
-  const PrefixState* prefix = nullptr;
-  int64_t rows = 0;
-};
-size_t pass_end(const Engine& engine, const std::vector<PassNeeds>& needs,
-                const std::vector<size_t>& order, size_t first);
 
 }  // namespace tinyloop

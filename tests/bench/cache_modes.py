@@ -52,7 +52,8 @@ def main() -> None:
     args = arguments()
     header = read_header(args.model)
     tokenizer = load_tokenizer(header)
-    sides = {mode: open_side(args.model, mode, args.threads) for mode in (EXACT, *MODES)}
+    modes = [mode for mode in (EXACT, *MODES) if mode in (EXACT, "fp16", *args.modes)]
+    sides = {mode: open_side(args.model, mode, args.threads) for mode in modes}
     texts = list(read_texts(args.texts, tokenizer, header, set(args.only or ())))
     for side in sides.values():  # once for the caches and the clock of the machine
         side.model.score_tokens(texts[0].ids[: args.item])
@@ -72,6 +73,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--texts", type=Path, required=True, help="tar archive or folder of NAME.held.txt")
     parser.add_argument("--only", nargs="*", metavar="NAME")
     parser.add_argument("--windows", type=int, default=6, help="of each text")
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES, help="beside fp16; fewer: sooner")
     parser.add_argument("--prefix", type=int, default=512)
     parser.add_argument("--item", type=int, default=256)
     parser.add_argument("--pairs", type=Path, help="BLiMP rows as JSON lines, plain or .xz")
@@ -130,7 +132,7 @@ def clocks() -> tuple[float, float]:
 
 def report_all(sides: dict[str, Side], args: argparse.Namespace) -> None:
     base = sides["fp16"]
-    for mode in MODES:
+    for mode in (mode for mode in MODES if mode in sides):
         side = sides[mode]
         against = sides[EXACT] if mode == "fp16" else base
         found, wanted = (np.concatenate(s.by_depth, axis=1) for s in (side, against))
@@ -167,7 +169,7 @@ def report_pairs(
     pairs: Pairs, passage: NDArray[np.int32], sides: dict[str, Side], args: argparse.Namespace
 ) -> None:
     chosen = {mode: choose(side.model, pairs, passage) for mode, side in sides.items()}
-    for mode in MODES:
+    for mode in (mode for mode in MODES if mode in sides):
         choice, _ = chosen[mode]
         base_choice, base_sums = chosen[EXACT if mode == "fp16" else "fp16"]
         flips = choice != base_choice

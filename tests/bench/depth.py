@@ -277,12 +277,12 @@ def report_time(model: Model, name: str, rows: list[Row], margin: float, repeats
 
     def cascaded() -> None:
         flat, prefixes = flattened(model, rows, FROM)
-        cascade(model, *flat, groups=groups, margin=margin, prefixes=prefixes)
+        cascade(model, *flat, groups=groups, depths=STEPS[0], margin=margin, prefixes=prefixes)
         close(prefixes)
 
     turns = [(Spent.by(cascaded), Spent.by(full)) for _ in range(repeats)]
     print_line(
-        measure="cascade time over full time", set=name, rows=len(rows), margin=str(margin), depths=[2, 3, 4],
+        measure="cascade time over full time", set=name, rows=len(rows), margin=str(margin), depths=STEPS[0],
         ratio=middle([a.wall_s / b.wall_s for a, b in turns]),
         cpu_ratio=middle([a.cpu_s / b.cpu_s for a, b in turns]), repeats=repeats,
         numerics_id=model.numerics_id,

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import pytest
 from tinyloop.cluster import cli, pool_backend
@@ -31,6 +31,7 @@ from tinyloop.cluster.progress import (
 from tinyloop.cluster.score import ModelChoice
 from tinyloop.cluster.settings import ErrorBudget, PoolRequest, ScoreSettings, UsageError, parse_window
 from tinyloop.cluster.summary import GroupTally
+from tinyloop.cluster.whole_option import Whole
 from tinyloop.native.format import read_header
 from tinyloop.native.models import default_model_path
 
@@ -244,6 +245,63 @@ def test_max_errors_is_a_count_or_a_share(text: str | None, rows: int, allowed: 
 def test_max_errors_that_make_no_sense_are_refused(text: str) -> None:
     with pytest.raises(UsageError):
         ErrorBudget.parse(text, fail_fast=False)
+
+
+FOREIGN = ("٣", "\uff13", "1_0", " 3", "3\n")  # int() reads every one
+
+
+IN_TEXT = {"window", "max_errors", "budget", "loop_layers"}  # numbers with something beside them
+
+
+def number_options() -> Iterator[tuple[str, str, Any]]:
+    """Command, option and what Typer knows of it, for every option that takes a number."""
+    for command in cli.app.registered_commands:
+        assert command.callback is not None
+        for name, kind in get_type_hints(command.callback, include_extras=True).items():
+            declared, *how = get_args(kind) if get_origin(kind) is Annotated else (kind,)
+            if name in IN_TEXT or {int, float} & {declared, *get_args(declared)}:
+                yield command.callback.__name__, name, how[0]
+
+
+def test_every_number_of_the_command_line_has_the_one_reader() -> None:
+    found = list(number_options())
+    assert {name for _, name, _ in found} > IN_TEXT
+    assert len(found) > 14
+    for command, name, how in found:
+        assert name in IN_TEXT or isinstance(how.parser, Whole), f"{command} {name}"
+
+
+def test_numbers_out_of_range_are_told_the_range(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    score = ["score", "-i", "rows.jsonl", "-o", "out"]
+    for option, value, named in (
+        ("--depth", "0", "0 is not in the range x>=1"),
+        ("--replicas", "1025", "1025 is not in the range 1<=x<=1024"),
+        ("--limit", "-1", "-1 is not in the range x>=0"),
+        ("--limit", "9" * 30, "30 digits"),
+        ("--depth", "x", "'x' is no whole number"),
+    ):
+        assert run(monkeypatch, *score, option, value) == 2
+        assert named in (error := capsys.readouterr().err)
+        assert option in error
+
+
+@pytest.mark.parametrize("text", FOREIGN)
+def test_numbers_in_other_digits_are_usage_errors(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {
+        "score": ["-i", "rows.jsonl", "-o", str(tmp_path / "out")],
+        "convert": [str(tmp_path), str(tmp_path / "m.tloop")],
+        "plan": [],
+    }
+    for command, name, _ in number_options():
+        option = f"--{name.replace('_', '-')}"
+        value = f"{text}:4" if option == "--loop-layers" else text
+        extra = ["--loops", "3"] if option == "--loop-layers" else []
+        assert run(monkeypatch, command, *before[command], option, value, *extra) == 2, option
+        assert "Traceback" not in capsys.readouterr().err
 
 
 def test_window_is_a_number_or_all() -> None:

@@ -32,6 +32,19 @@ def write_calm(
     return path
 
 
+def write_overflowing(path: Path) -> tuple[Path, int]:
+    """A model whose values go beyond FP16 for one id; and that id, above which there is none."""
+    descriptor = tiny_descriptor("llama", tied_head=False)
+    tensors = random_tensors(descriptor, 0)
+    huge = VOCAB - 1
+    tensors["embed"][huge] = 0
+    tensors["embed"][huge, 0] = 1
+    values = slice((4 + 2) * 16, None)
+    tensors["layers.0.qkv"][values, 0] = 3e4  # the norm scales a one-hot row by sqrt(D): past 65504
+    write_model(path, descriptor, stored(tensors, 16), b"", {})
+    return path, huge
+
+
 def random_ids(n: int, seed: int = 0, vocab: int = VOCAB) -> NDArray[np.int32]:
     return np.random.default_rng(seed).integers(0, vocab, n).astype(np.int32)
 

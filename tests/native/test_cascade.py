@@ -59,15 +59,18 @@ def rows_of_choices(n: int, seed: int = 0) -> NDArray[np.int32]:
     return rng.permutation(np.repeat(names, sizes)).astype(np.int32)
 
 
+def one(flat: Flat, i: int) -> Flat:
+    ids, offsets, n_scored = flat
+    some = ids[offsets[i] : offsets[i + 1]]
+    return some, np.array([0, len(some)], np.int64), n_scored[i : i + 1]
+
+
 def plain(model: Model, flat: Flat, depth: int, prefixes: Any = None) -> list[NDArray[np.float32]]:
     """One item a call, without handles: what every number is held against."""
-    ids, offsets, n_scored = flat
     found = []
-    for i in range(len(n_scored)):
-        one = ids[offsets[i] : offsets[i + 1]]
-        ends = np.array([0, len(one)], np.int64)
+    for i in range(len(flat[2])):
         prefix = None if prefixes is None else [prefixes[i]]
-        found.append(model.score(one, ends, n_scored[i : i + 1], depth=depth, prefixes=prefix).logprobs)
+        found.append(model.score(*one(flat, i), depth=depth, prefixes=prefix).logprobs)
     return found
 
 
@@ -123,8 +126,8 @@ def test_equal_sums_are_a_margin_of_zero(model: Model) -> None:
     ids = np.tile(random_ids(9), 2)
     flat = (ids, np.array([0, 9, 18], np.int64), np.array([3, 3], np.int32))
     groups = np.zeros(2, np.int32)
-    assert cascade(model, *flat, groups=groups, margin=0.0).depths.tolist() == [2, 2]
-    assert cascade(model, *flat, groups=groups, margin=1e-30).depths.tolist() == [4, 4]
+    assert cascade(model, *flat, groups=groups, depths=DEPTHS, margin=0.0).depths.tolist() == [2, 2]
+    assert cascade(model, *flat, groups=groups, depths=DEPTHS, margin=1e-30).depths.tolist() == [4, 4]
 
 
 @pytest.mark.parametrize("threshold", [0.01, 0.2, 0.4, 1.0])
@@ -147,7 +150,7 @@ def test_items_without_choices_stop_where_their_gates_say(model: Model, threshol
 def test_rows_with_and_without_choices_go_together(model: Model) -> None:
     flat = items(9)
     groups = np.array([5, 1, 5, 2, 1, 3, 3, 9, 3], np.int32)
-    result = cascade(model, *flat, groups=groups, margin=1.0, exit_threshold=0.3)
+    result = cascade(model, *flat, groups=groups, depths=DEPTHS, margin=1.0, exit_threshold=0.3)
     by_depth = {depth: plain(model, flat, depth) for depth in DEPTHS}
     check_exact(result, by_depth)
     alone = cascade(
@@ -166,7 +169,7 @@ def test_prefixes_serve_every_depth_and_are_deepened_for_the_groups_that_go_on(
     flat, groups = items(20, seed=2), rows_of_choices(20)
     with model.prefix(random_ids(13), depth=built) as a, model.prefix(random_ids(30, 7), depth=built) as b:
         prefixes: list[PrefixCache | None] = [(a, b, None)[i % 3] for i in range(20)]
-        result = cascade(model, *flat, groups=groups, margin=2.0, prefixes=prefixes)
+        result = cascade(model, *flat, groups=groups, depths=DEPTHS, margin=2.0, prefixes=prefixes)
         with model.prefix(a.token_ids, depth=4) as deep_a, model.prefix(b.token_ids, depth=4) as deep_b:
             deep = [(deep_a, deep_b, None)[i % 3] for i in range(20)]
             by_depth = {depth: plain(model, flat, depth, deep) for depth in DEPTHS}
@@ -185,17 +188,19 @@ def test_slices_under_a_byte_budget_give_the_same_numbers_in_less_memory(
 ) -> None:
     flat, groups = items(40, seed=4), rows_of_choices(40)
     with load_model(path, max_seq_len=64) as model:
-        whole = cascade(model, *flat, groups=groups, margin=math.inf)
+        whole = cascade(model, *flat, groups=groups, depths=DEPTHS, margin=math.inf)
         all_bytes = sum(2 * state_bytes(model.descriptor, int(n) - 1) for n in np.diff(flat[1]))
         base = model.vram_usage_bytes
     budget = all_bytes // 3
     # The account of the engine is the witness: it refuses what goes beyond.
     with load_model(path, max_seq_len=64, budget_bytes=base + budget) as model:
-        sliced = cascade(model, *flat, groups=groups, margin=math.inf, handle_budget_bytes=budget)
+        sliced = cascade(
+            model, *flat, groups=groups, depths=DEPTHS, margin=math.inf, handle_budget_bytes=budget
+        )
         assert np.array_equal(sliced.logprobs, whole.logprobs)
         assert np.array_equal(sliced.depths, whole.depths)
         with pytest.raises(OutOfMemoryError):
-            cascade(model, *flat, groups=groups, margin=math.inf)
+            cascade(model, *flat, groups=groups, depths=DEPTHS, margin=math.inf)
         assert model.vram_usage_bytes == base
         with pytest.raises(InvalidInputError, match=r"handle_budget_bytes=1000: .* need \d+ bytes together"):
             cascade(model, *flat, groups=groups, margin=1.0, handle_budget_bytes=1000)
@@ -214,15 +219,65 @@ def test_every_family_cascades_and_holds_what_was_planned(tmp_path: Path, family
             handle.close()
 
 
+@pytest.mark.parametrize("margin", [0.5, 2.0, math.inf])
+def test_prompts_of_a_prefix_lm_model_stay_prompts_at_every_depth(tmp_path: Path, margin: float) -> None:
+    path = write_calm(tmp_path / "m.tloop", "hrm_text", bits=8)
+    flat, groups = items(20, seed=6), rows_of_choices(20)
+    lens = np.array([i % int(n) for i, n in enumerate(np.diff(flat[1]))], np.int32)
+    with load_model(path, max_seq_len=64) as model:
+        by_depth = {
+            depth: [
+                model.score(*one(flat, i), depth=depth, prompt_lens=lens[i : i + 1]).logprobs
+                for i in range(len(lens))
+            ]
+            for depth in DEPTHS
+        }
+        for budget in (None, 40_000):
+            result = cascade(
+                model,
+                *flat,
+                groups=groups,
+                depths=DEPTHS,
+                margin=margin,
+                prompt_lens=lens,
+                handle_budget_bytes=budget,
+            )
+            assert result.depths.tolist() == depths_by_the_rule(by_depth, groups, margin)
+            check_exact(result, by_depth)
+        causal = cascade(model, *flat, groups=groups, depths=DEPTHS, margin=margin)
+        assert not np.array_equal(causal.logprobs, result.logprobs), "the prompts make no difference"
+
+
+def test_items_without_choices_are_scored_with_their_prompts(model: Model) -> None:
+    """Causal models refuse a prompt, by the caller's number for the item; None and zeros are none."""
+    flat, groups = items(6, seed=1), np.arange(6, dtype=np.int32)
+    plainly = cascade(model, *flat, groups=groups, exit_threshold=0.3)
+    zeros = np.zeros(6, np.int32)
+    same = cascade(model, *flat, groups=groups, exit_threshold=0.3, prompt_lens=zeros)
+    assert np.array_equal(same.logprobs, plainly.logprobs)
+    zeros[4] = 1
+    with pytest.raises(InvalidInputError, match="item 4 with prompt_len=1: the model is causal"):
+        cascade(model, *flat, groups=groups, exit_threshold=0.3, prompt_lens=zeros)
+
+
+@pytest.mark.parametrize(("loops", "steps"), [(1, [1]), (2, [1, 2]), (4, [3, 4]), (6, [5, 6])])
+def test_the_default_is_the_last_two_loops_of_the_model(tmp_path: Path, loops: int, steps: list[int]) -> None:
+    path = write_calm(tmp_path / "m.tloop", "ouro", bits=8, loops=loops)
+    flat, groups = items(12, seed=2), rows_of_choices(12)
+    with load_model(path, max_seq_len=64) as model:
+        for margin, depth in ((0.0, steps[0]), (math.inf, steps[-1])):
+            assert set(cascade(model, *flat, groups=groups, margin=margin).depths.tolist()) == {depth}
+
+
 @pytest.mark.parametrize("nth", [1, 3, 9, 14])
 def test_a_failure_on_the_way_leaves_no_handle(model: Model, nth: int) -> None:
     flat, groups = items(12), rows_of_choices(12)
     before = model.vram_usage_bytes
     model._fail_allocation(nth)
     with pytest.raises(OutOfMemoryError):
-        cascade(model, *flat, groups=groups, margin=math.inf)
+        cascade(model, *flat, groups=groups, depths=DEPTHS, margin=math.inf)
     assert model.vram_usage_bytes == before
-    assert set(cascade(model, *flat, groups=groups, margin=math.inf).depths.tolist()) == {4}
+    assert set(cascade(model, *flat, groups=groups, depths=DEPTHS, margin=math.inf).depths.tolist()) == {4}
 
 
 @pytest.mark.parametrize(
@@ -240,6 +295,7 @@ def test_a_failure_on_the_way_leaves_no_handle(model: Model, nth: int) -> None:
         ({"groups": np.arange(6, dtype=np.int32)}, "give exit_threshold"),
         ({"groups": np.zeros(5, np.int32)}, "groups has 5 entries for 6 items"),
         ({"prefixes": [None]}, "1 prefixes for 6 items"),
+        ({"prompt_lens": np.zeros(5, np.int32)}, "prompt_lens has 5 entries for 6 items"),
         ({"depths": (2, 5000)}, "depth"),
     ],
 )
@@ -285,7 +341,7 @@ def test_a_prefix_that_cannot_be_deepened_is_a_mismatch(model: Model) -> None:
         model.prefix(random_ids(9), depth=2, upgradable=False) as prefix,
         pytest.raises(MismatchError, match="kept no states"),
     ):
-        cascade(model, *flat, groups=groups, margin=math.inf, prefixes=[prefix] * 4)
+        cascade(model, *flat, groups=groups, depths=DEPTHS, margin=math.inf, prefixes=[prefix] * 4)
 
 
 def test_state_bytes_of_the_shipped_shape() -> None:

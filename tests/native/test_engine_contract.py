@@ -21,8 +21,7 @@ import numpy as np
 import pytest
 import tinyloop.native._core as core
 import tinyloop.native.engine as engine
-from engine_cases import random_ids, score_items, write_calm
-from tiny_models import random_tensors, stored, tiny_descriptor
+from engine_cases import random_ids, score_items, write_calm, write_overflowing
 from tinyloop.native import (
     ClosedHandleError,
     ConcurrentUseError,
@@ -34,7 +33,6 @@ from tinyloop.native import (
     RowBudgetError,
     load_model,
 )
-from tinyloop.native.format import write_model
 from tinyloop.native.records import FormatError
 from tinyloop.native.reference import Reference
 
@@ -540,17 +538,8 @@ def test_a_token_that_overflows_leaves_the_rows_before_it_alone(
     tmp_path: Path, chunk: int, place: int
 ) -> None:
     """Values beyond FP16 become infinite in the cache; no earlier row may meet them, not even times zero."""
-    descriptor = tiny_descriptor("llama", tied_head=False)
-    tensors = random_tensors(descriptor, 0)
-    huge = 60
-    tensors["embed"][huge] = 0
-    tensors["embed"][huge, 0] = 1
-    values = slice((4 + 2) * 16, None)
-    tensors["layers.0.qkv"][values, 0] = 3e4  # the norm scales a one-hot row by sqrt(D): past 65504
-    path = tmp_path / "m.tloop"
-    write_model(path, descriptor, stored(tensors, 16), b"", {})
+    path, huge = write_overflowing(tmp_path / "m.tloop")
     ids = random_ids(100, vocab=huge)
-    ids[ids == huge] = 0
     ids[place] = huge
     with load_model(path, max_seq_len=128, prefill_chunk=chunk) as model:
         whole = model.score_tokens(ids)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import os
 import subprocess
@@ -13,11 +14,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tinyloop.native._core as core
 from engine_cases import random_ids
 from numpy.typing import NDArray
 from stateful_cases import (
     KINDS,
     NO_STOP,
+    Ids,
     assert_same_bits,
     fail_every_allocation,
     family_path,
@@ -25,7 +28,6 @@ from stateful_cases import (
     load_family,
     score_one,
 )
-from tinyloop import native
 from tinyloop.native import (
     ClosedHandleError,
     ConcurrentUseError,
@@ -502,13 +504,92 @@ with load_model({str(family_path("ouro"))!r}, 64, threads=1) as model:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("name", ["Model", "PrefixCache", "ResumeHandle", "ScoreResult", "Completion"])
-def test_what_only_the_engine_makes_cannot_be_made(name: str) -> None:
-    made_by_calls = getattr(native, name)
-    with pytest.raises(TypeError, match="__new__"):
-        made_by_calls.__new__(made_by_calls)
-    with pytest.raises(TypeError):
-        made_by_calls()
+LONG_CALLS = [
+    "model.generate([GenerateRequest(ids[:20], 2000, stop_ids=[])] * 64)",
+    "model.score_tokens(ids, depth=4000)",
+    "model.prefix(ids, depth=4000)",
+    "model.start(ids, 4000, keep_cache=False)",
+    "pool.create(ids, depth=4000)",
+    "shallow.upgrade(4000)",
+    "other.generate([GenerateRequest(ids, 3, stop_ids=[])], on_token=score_long)",
+]
+
+
+@pytest.mark.parametrize("call", LONG_CALLS)
+def test_a_long_call_of_a_daemon_thread_does_not_hold_the_exit_up(call: str) -> None:
+    """The process ends at the call's next layer: not after the call, not by a crash, and in silence."""
+    program = f"""
+import threading
+import numpy as np
+from tinyloop.native import GenerateRequest, PrefixPool, load_model
+
+ids = np.arange(50, dtype=np.int32)
+path = {str(family_path("ouro"))!r}
+model, other = load_model(path, 64, threads=1), load_model(path, 64, threads=1)
+pool, shallow = PrefixPool(model, None), model.start(ids, 1, 4000, keep_cache=False)
+
+def score_long(*_):
+    model.score_tokens(ids, depth=4000)
+
+def work():
+    {call}
+    print("the call ended by itself: make it longer")
+
+passes = model.counters["passes"]
+threading.Thread(target=work, daemon=True).start()
+while model.counters["passes"] == passes:
+    pass
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=False, timeout=60, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+BOUND = [
+    kind for kind in vars(core).values() if isinstance(kind, type) and not issubclass(kind, BaseException)
+]
+
+
+@pytest.mark.parametrize("kind", BOUND)
+def test_no_bound_type_gives_an_object_with_nothing_behind_it(kind: type) -> None:
+    """Neither by hand, nor through a subclass, nor as a copy: its first use would end the process."""
+
+    class Sub(kind):  # type: ignore[misc, valid-type]
+        pass
+
+    for made in (kind, Sub):
+        for make in (made.__new__, object.__new__):
+            with pytest.raises(TypeError):
+                make(made)
+        with pytest.raises(TypeError):
+            made()
+
+
+def test_the_bound_types_are_the_ones_that_were_checked() -> None:
+    made_by_the_engine = {"Model", "PrefixCache", "ResumeHandle", "ScoreResult", "Completion"}
+    names = {kind.__name__ for kind in BOUND}
+    assert names == made_by_the_engine | {"GenerateRequest", "PrefixPool", "_PoolLedger"}
+    for name in made_by_the_engine:
+        with pytest.raises(TypeError, match="the engine's calls make them"):
+            getattr(core, name)()
+
+
+def test_what_has_a_constructor_is_made_by_it_alone() -> None:
+    class Named(GenerateRequest):
+        def __init__(self, name: str, ids: Ids) -> None:
+            super().__init__(ids, 2, stop_ids=[])
+            self.name = name
+
+    plain, named = GenerateRequest(IDS[:5], 2, stop_ids=[]), Named("a", IDS[:5])
+    with load_family("ouro") as model, PrefixPool(model, None) as pool:
+        expected, found = model.generate([plain, named])
+        assert_same_bits(found.token_ids, expected.token_ids)
+        for whole in (plain, named, pool):
+            with pytest.raises(TypeError):
+                copy.copy(whole)
+            with pytest.raises(TypeError):
+                type(whole).__new__(type(whole), IDS[:5], 2)
 
 
 def test_a_request_keeps_its_own_ids() -> None:

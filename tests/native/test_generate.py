@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -559,6 +560,38 @@ def test_a_model_or_prefix_that_on_token_closes_lasts_for_the_call() -> None:
 
     assert_equal(model.generate([request(random_ids(5), 20, prefix=prefix)], on_token=close), expected)
     assert model.closed
+
+
+@pytest.mark.parametrize("family", ["ouro", "hrm_text"])
+@pytest.mark.parametrize("rows", [5, 8])
+def test_sequences_take_turns_where_a_pass_has_rows_for_few_of_them(rows: int, family: str) -> None:
+    """None runs to its end before all have begun, and nobody gets three tokens between two of another."""
+    n, new = 12, 40
+    requests = [request(random_ids(1 + i % 5, seed=i), new, depth=1) for i in range(n)]
+    told: list[int] = []
+    with load_family(family, max_seq_len=rows) as model:
+        found = model.generate(requests, on_token=lambda index, *_: told.append(index))
+        assert_equal(found, alone(model, requests))
+    begun = max(told.index(i) for i in range(n))
+    ended = min(len(told) - 1 - told[::-1].index(i) for i in range(n))
+    assert begun < ended
+    together = told[begun:ended]
+    assert len(together) > 4 * n, "the case is too short to tell"
+    for i in range(n):
+        places = [at for at, index in enumerate(together) if index == i]
+        assert len(places) > 2
+        for first, last in pairwise(places):
+            between = together[first + 1 : last]
+            assert all(between.count(other) <= 2 for other in range(n))
+
+
+def test_a_long_prompt_does_not_hold_up_those_that_decode_beside_it() -> None:
+    """While rows are left for it: it takes those that they leave."""
+    told: list[int] = []
+    with load_family("ouro", max_seq_len=8) as model:
+        requests = [request(random_ids(2), 30, depth=1), request(random_ids(100, seed=1), 2, depth=1)]
+        model.generate(requests, on_token=lambda index, *_: told.append(index))
+    assert told.index(1) in range(13, 17)  # 100 rows at 6, then 7 a step
 
 
 # ---- what is refused -----------------------------------------------------------------------------

@@ -29,9 +29,11 @@ from tinyloop.native import (
     InvalidInputError,
     LoadError,
     OutOfMemoryError,
+    cache_size,
     load_model,
     plan,
 )
+from tinyloop.native.format import read_header
 
 HERE = Path(__file__).parent
 
@@ -258,3 +260,17 @@ def test_what_the_model_cannot_hold_is_not_planned(
     write_tiny(path, "ouro", bits=4)
     with pytest.raises(InvalidInputError, match=re.escape(message)):
         plan(path, max_seq_len=64, depth=depth, prefix_length=prefix_length)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_sizes_from_the_descriptor_are_those_of_the_plan(family: str, mode: str) -> None:
+    """Python and C++ state them apart: neither may change alone."""
+    path = family_path(family)
+    planned = plan(path, 64, cache_mode=mode, threads=1)
+    assert cache_size.cache_bytes(read_header(path).descriptor, mode) == planned.cache_token_bytes
+    with load_family(family, mode) as model:
+        for rows in (1, 7, 33):
+            ids = random_ids(rows)
+            with model.prefix(ids, upgradable=True) as whole, model.prefix(ids, upgradable=False) as bare:
+                assert cache_size.state_bytes(model.descriptor, rows) == whole.bytes - bare.bytes

@@ -21,6 +21,7 @@ class Held:
     depth: int
     size: int
     parent: int | None
+    variant: int = 0
     pins: int = 0
     used: int = 0
 
@@ -67,10 +68,14 @@ class NaivePool:
         for key, _, _ in trial.report:
             self.remove(key, False)
 
-    def put(self, ids: tuple[int, ...], depth: int, size: int, parent: int | None) -> int:
+    def put(self, ids: tuple[int, ...], depth: int, size: int, parent: int | None, variant: int) -> int:
+        for key, entry in self.held.items():
+            if (entry.ids, entry.depth, entry.variant) == (ids, depth, variant):
+                self.use(key)
+                return key
         self.make_room(size, parent)
         self.last_key += 1
-        self.held[self.last_key] = Held(ids, depth, size, parent)
+        self.held[self.last_key] = Held(ids, depth, size, parent, variant)
         self.use(self.last_key)
         return self.last_key
 
@@ -94,14 +99,14 @@ def put_both(rng: np.random.Generator, ledger: _PoolLedger, naive: NaivePool) ->
     if naive.held and rng.random() < 0.6:
         parent = int(rng.choice(list(naive.held)))
         ids = naive.held[parent].ids + ids
-    depth, size = int(rng.integers(1, 4)), int(rng.integers(0, 40))
+    depth, size, variant = int(rng.integers(1, 4)), int(rng.integers(0, 40)), int(rng.integers(0, 2))
     try:
-        expected = naive.put(ids, depth, size, parent)
+        expected = naive.put(ids, depth, size, parent, variant)
     except MemoryError:
         with pytest.raises(OutOfMemoryError):
-            ledger.put(array(ids), depth, size, parent, ids)
+            ledger.put(array(ids), depth, size, parent, ids, variant)
     else:
-        assert ledger.put(array(ids), depth, size, parent, ids) == expected
+        assert ledger.put(array(ids), depth, size, parent, ids, variant) == expected
 
 
 def use_both(rng: np.random.Generator, ledger: _PoolLedger, naive: NaivePool, key: int) -> None:
@@ -148,6 +153,25 @@ def test_a_random_life_is_the_naive_pools(seed: int, budget: int, evict_lru: boo
             assert ledger.evicted() == naive.report
             naive.report = []
     assert ledger.evicted() == naive.report
+
+
+def test_what_is_held_already_is_held_once() -> None:
+    ledger = _PoolLedger(30)
+    payload = Payload()
+    key = ledger.put(array((1, 2)), 2, 10, payload=payload)
+    other = ledger.put(array((3,)), 2, 10)
+    ledger.pin(key)
+    assert ledger.put(array((1, 2)), 2, 10, payload=Payload()) == key
+    assert ledger.put(array((1, 2)), 2, 100) == key  # more than there is room for: it needs none
+    assert (ledger.bytes, ledger.keys(), ledger.evicted()) == (20, [other, key], [])
+    assert ledger.get(key) is payload
+    with pytest.raises(InvalidInputError, match="1 pins"):
+        ledger.evict(key)
+    ledger.unpin(key)
+    with pytest.raises(InvalidInputError, match="not pinned"):
+        ledger.unpin(key)
+    ledger.evict(key)
+    assert ledger.put(array((1, 2)), 2, 10) not in (key, other)
 
 
 def test_find_compares_ids_and_not_only_lengths() -> None:

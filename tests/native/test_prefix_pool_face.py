@@ -186,6 +186,78 @@ def test_a_prefix_that_was_built_elsewhere_is_held_with_its_ancestors(model: Mod
         assert model.vram_usage_bytes == start
 
 
+def test_an_equal_prefix_is_held_once_and_not_computed_again(model: Model) -> None:
+    whole = np.r_[prefix_ids(0), prefix_ids(1)]
+    start = model.vram_usage_bytes
+    with PrefixPool(model, None) as pool:
+        parent = pool.create(prefix_ids(0))
+        child = pool.create(prefix_ids(1), parent_key=parent)
+        pool.pin(child)
+        size, rows = pool.bytes, model.counters["rows"]
+        beside: list[int] = []
+
+        def ask_beside_a_forward(*_: object) -> None:
+            beside.append(pool.create(whole))  # it needs no forward of its own
+
+        assert pool.create(prefix_ids(0)) == parent
+        assert pool.keys() == [child, parent]  # a use
+        assert pool.create(prefix_ids(1), parent_key=parent) == pool.create(whole) == child
+        assert pool.keys() == [child, parent]  # of its ancestors too
+        assert (pool.bytes, model.counters["rows"]) == (size, rows)
+        model.generate([GenerateRequest(TAIL, 1)], on_token=ask_beside_a_forward)
+        assert beside == [child]
+        with model.prefix(whole) as built:
+            assert pool.put(built) == child
+        assert pool.bytes == size == model.vram_usage_bytes - start
+        with pytest.raises(InvalidInputError, match="1 pins"):
+            pool.evict(child)
+        # What is refused otherwise is refused all the same.
+        with pytest.raises(InvalidInputError, match="77"):
+            pool.create(prefix_ids(1), parent_key=77)
+        with pytest.raises(MismatchError):
+            pool.create(prefix_ids(1), depth=2, parent_key=parent)
+        assert pool.evicted() == []
+
+
+def test_an_equal_prefix_needs_no_room(model: Model) -> None:
+    size = one_prefix(model)
+    for policy in ("lru", "never"):
+        with PrefixPool(model, 2 * size, evict=policy) as pool:  # type: ignore[arg-type]
+            keys = [pool.create(prefix_ids(i)) for i in range(2)]
+            assert pool.create(prefix_ids(0)) == keys[0]
+            with model.prefix(prefix_ids(1)) as built:
+                assert pool.put(built) == keys[1]
+            assert (pool.keys(), pool.evicted(), pool.bytes) == (keys, [], 2 * size)
+
+
+def test_another_depth_or_states_make_another_prefix(model: Model) -> None:
+    with PrefixPool(model, None) as pool:
+        kinds = [(depth, upgradable) for depth in (1, 4) for upgradable in (True, False)]
+        keys = [pool.create(prefix_ids(0), depth, upgradable=states) for depth, states in kinds]
+        assert len(set(keys)) == len(keys)
+        for key, (depth, states) in zip(keys, kinds, strict=True):
+            with pool.get(key) as held:
+                assert (held.depth, held.upgradable) == (depth, states)
+            with model.prefix(prefix_ids(0), depth, upgradable=states) as built:
+                assert pool.put(built) == key
+        with pool.get(keys[0]) as shallow, shallow.upgrade(4) as upgraded:
+            assert pool.put(upgraded) == keys[2]  # the same numbers, come by another way
+
+
+def test_a_prompt_and_rows_that_were_no_prompt_are_two_prefixes() -> None:
+    ids = prefix_ids(0)
+    with load_family("hrm_text") as model, PrefixPool(model, None) as pool:
+        prompt = pool.create(ids, depth=2)
+        flat = np.r_[ids, TAIL[:1]]
+        args = (flat, np.array([0, len(flat)]), np.array([1], np.int32), 2)
+        for prompt_len, same in ((0, False), (7, False), (len(ids), True)):
+            lens = np.array([prompt_len], np.int32)
+            (handle,) = model.start_many(*args, keep_cache=True, prompt_lens=lens)
+            with handle, handle.prefix() as rows:
+                assert (pool.put(rows) == prompt) is same
+        assert len(pool.keys()) == 3
+
+
 def test_find_takes_the_longest_that_is_deep_enough(model: Model) -> None:
     ids = random_ids(60)
     with PrefixPool(model, None) as pool:

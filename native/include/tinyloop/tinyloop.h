@@ -118,14 +118,15 @@ void score(Model* model, const std::vector<ScoreRequest>& requests, int depth, f
 struct ScoreExtras {
   // A request ends after the first loop, min_depth at least, at which the cumulative exit
   // probability (1 - product of 1 - gate) of every row that predicts a scored id is this or more.
-  // 1 or more: never. It must be above 0, and below 1 the model must have an exit gate.
+  // 1 or more: never. It must be above 0, and below 1 the model must have an exit gate. No request
+  // may be less deep than min_depth.
   double exit_threshold = std::numeric_limits<double>::infinity();
   int min_depth = 1;
   // Results, each null or allocated by the caller. Rows beyond a request's own depth are NaN.
   int32_t* depths = nullptr;  // [requests]: loops that each ran
   float* by_depth = nullptr;  // [greatest depth, S]: log-probabilities after each loop; where
                               // layers follow the loops, only for requests without a prefix
-  float* gates = nullptr;  // [greatest depth, S]: the exit gate at the predicting row
+  float* gates = nullptr;     // [greatest depth, S]: the exit gate at the predicting row
 };
 void score(Model* model, const std::vector<ScoreRequest>& requests, int depth, float* logprobs,
            uint8_t* greedy, const ScoreExtras& extras);
@@ -190,10 +191,13 @@ PrefixPool* make_pool(Model* model, size_t budget_bytes, EvictPolicy policy = Ev
 // Frees the pool and gives up its prefixes (nullptr is allowed).
 void free_pool(PrefixPool* pool);
 // Builds a prefix after a held one (parent 0: from position 0), with room made before anything is
-// computed. Keys are positive and never used twice. Throws as build_prefix() does.
+// computed. Keys are positive and never used twice. Where an equal prefix is held already (the same
+// ids from position 0 on, depth and upgradability), nothing is computed or evicted: the result is
+// its key, and a use of it; its pins and its parent stay. Throws as build_prefix() does.
 int64_t pool_create(PrefixPool* pool, const int32_t* ids, size_t n_ids, int depth,
                     int64_t parent = 0, bool upgradable = true);
-// Holds a prefix that was built elsewhere; the caller keeps its handle.
+// Holds a prefix that was built elsewhere, unless an equal one is held: then the result is the key
+// of that one. The caller keeps its handle.
 int64_t pool_put(PrefixPool* pool, const PrefixCache* prefix);
 // A handle of a held prefix, to be freed by the caller; it outlives an eviction.
 PrefixCache* pool_get(PrefixPool* pool, int64_t key);

@@ -59,12 +59,14 @@ void expect(bool kept, const char* promise, int line) {
 }
 #define EXPECT(...) expect((__VA_ARGS__), #__VA_ARGS__, __LINE__)
 
+// Whether the call throws an E whose message has `named`.
 template <typename E, typename Call>
-bool throws(Call call) {
+bool throws(Call call, const std::string& named = "") {
   try {
     call();
-  } catch (const E&) {
-    return true;
+  } catch (const E& error) {
+    if (std::string(error.what()).find(named) != std::string::npos) return true;
+    std::fprintf(stderr, "the error '%s' does not name '%s'\n", error.what(), named.c_str());
   } catch (const std::exception& error) {
     std::fprintf(stderr, "another error than expected: %s\n", error.what());
   }
@@ -314,7 +316,8 @@ void check_resume(Model* model) {
     EXPECT(resume_logprobs(handles[0]) == score_one(model, ids, 39, nullptr));
     EXPECT(vram_usage_bytes(model) == before + resume_bytes(handles[0]));
     upgrade_resume(model, handles, deeper);
-    EXPECT(throws<InvalidInputError>([&] { upgrade_resume(model, {nullptr}, deeper); }));
+    EXPECT(throws<InvalidInputError>(
+        [&] { upgrade_resume(model, {handles[0], nullptr}, deeper + 1); }, "handle 1"));
     EXPECT(resume_depth(handles[0]) == deeper && resume_logprobs(handles[0]) == full);
     EXPECT(throws<MismatchError>([&] { upgrade_resume(model, handles, deeper + 1); }));
     if (keep_cache) {
@@ -351,8 +354,13 @@ void check_generation(Model* model) {
   std::vector<uint8_t> greedy(6);
   score(model, {scored}, depth_of(model), logprobs.data(), greedy.data());
   EXPECT(logprobs == one[0].logprobs && greedy == std::vector<uint8_t>(6, 1));
-  request.n_ids = 0;
-  EXPECT(throws<InvalidInputError>([&] { generate(model, {request}); }));
+  GenerateRequest bad = request;
+  bad.n_ids = 0;
+  EXPECT(throws<InvalidInputError>([&] { generate(model, {request, bad}); }, "request 1"));
+  bad = request;
+  bad.sampling.top_p = 0.0;
+  EXPECT(throws<InvalidInputError>([&] { generate(model, {request, bad}); },
+                                   "for request 1 with top_p=0"));
 }
 
 void check_pool(Model* model) {
@@ -363,6 +371,8 @@ void check_pool(Model* model) {
   EXPECT(key > 0 && pool_bytes(pool) == vram_usage_bytes(model) - before);
   EXPECT(pool_find(pool, ids.data(), 30, depth_of(model)) == key);
   EXPECT(pool_find(pool, ids.data(), 10, depth_of(model)) == 0);
+  EXPECT(pool_create(pool, ids.data(), 20, depth_of(model)) == key);  // held already
+  EXPECT(pool_bytes(pool) == vram_usage_bytes(model) - before);
   PrefixCache* held = pool_get(pool, key);
   EXPECT(prefix_length(held) == 20);
   pool_pin(pool, key);
