@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <optional>
 #include <string>
+#include <utility>
+#include <variant>
 
 #include "cuda/attention.h"
 #include "cuda/check.h"
@@ -108,18 +110,27 @@ class CudaBackend : public Backend {
     }
     device_->replays->abandon();
   }
-  void leave() noexcept override { current_.reset(); }
+  void leave() noexcept override {
+    pending_ = std::monostate();  // only what an exception left
+    current_.reset();
+  }
 
   void write(void* to, const void* host, size_t bytes) override {
+    flush();
     device_->ring->write(to, host, bytes);
   }
   void read(void* host, const void* from, size_t bytes) override {
+    flush();
     device_->ring->read(host, from, bytes);
   }
   void copy(void* to, const void* from, size_t bytes) override {
+    flush();
     cuda::copy(stream(), to, from, bytes);
   }
-  void fill_zero(void* to, size_t bytes) override { cuda::fill_zero(stream(), to, bytes); }
+  void fill_zero(void* to, size_t bytes) override {
+    flush();
+    cuda::fill_zero(stream(), to, bytes);
+  }
 
   // ---- weights and working memory --------------------------------------------------------------
 
@@ -164,19 +175,33 @@ class CudaBackend : public Backend {
 
   void embed(const Weight& weight, const int32_t* ids, int64_t rows, float scale,
              float* state) override {
+    flush();
     cuda::embed(stream(), fp32(), view_of(weight), upload_rows(kIds, ids, rows), rows, scale,
                 state);
   }
   void norm_linear(const float* state, const NormSpec& norm, int64_t rows, const Weight& weight,
                    Rows out) override {
     LinearCall call = call_of(weight, rows);
-    call.input.kind = InputKind::kState;
-    call.input.state = state;
-    call.input.norm = norm;
     call.output = into(out);
+    const auto* added = std::get_if<NormAdd>(&pending_);
+    if (added != nullptr && added->state == state && added->rows == rows) {
+      const Rows normed{static_cast<uint8_t*>(context_.scratch) + context_.weight_scratch_bytes,
+                        added->width};
+      norm_add_norm_rows(stream(), fp32(), added->branch, added->norm, rows, added->width,
+                         added->state, norm, normed);
+      pending_ = std::monostate();
+      call.input.rows = normed.data;
+      call.input.stride = normed.stride;
+    } else {
+      flush();
+      call.input.kind = InputKind::kState;
+      call.input.state = state;
+      call.input.norm = norm;
+    }
     cuda::linear(stream(), call, context_);
   }
   void linear(Rows in, int64_t rows, const Weight& weight, Rows out) override {
+    flush();
     LinearCall call = call_of(weight, rows);
     call.input.rows = in.data;
     call.input.stride = in.stride;
@@ -184,6 +209,7 @@ class CudaBackend : public Backend {
     cuda::linear(stream(), call, context_);
   }
   void linear_add(Rows in, int64_t rows, const Weight& weight, float* state) override {
+    flush();
     LinearCall call = call_of(weight, rows);
     call.input.rows = in.data;
     call.input.stride = in.stride;
@@ -191,6 +217,7 @@ class CudaBackend : public Backend {
     cuda::linear(stream(), call, context_);
   }
   void adapter(float* state, const float* input, int64_t rows, const Weight& weight) override {
+    flush();
     LinearCall call = call_of(weight, rows);
     call.input.kind = InputKind::kPair;
     call.input.state = state;
@@ -200,24 +227,31 @@ class CudaBackend : public Backend {
   }
 
   void norm(float* state, const NormSpec& norm, int64_t rows, int64_t width) override {
+    flush();
     if (norm.present) cuda::norm(stream(), state, norm, rows, width);
   }
   void norm_add(Rows branch, const NormSpec& norm, int64_t rows, int64_t width,
                 float* state) override {
-    cuda::norm_add(stream(), fp32(), branch, norm, rows, width, state);
+    flush();
+    // Its reader is likely the next norm: one kernel for both.
+    pending_ = NormAdd{branch, norm, rows, width, state};
   }
   void permute(void* data, int64_t row_bytes, int64_t rows, const int32_t* from) override {
+    flush();
     cuda::permute(stream(), data, row_bytes, rows, upload_rows(kHeadRows, from, rows),
                   tile_.as<void>());
   }
   void add(float* state, const float* other, int64_t rows, int64_t width) override {
+    flush();
     cuda::add(stream(), state, other, rows, width);
   }
   void broadcast(float* state, const float* row, int64_t rows, int64_t width) override {
+    flush();
     cuda::broadcast_row(stream(), row, rows, width, state);
   }
   void init_normal(float* state, const int32_t* positions, int64_t rows, int64_t width, float std,
                    uint64_t seed) override {
+    flush();
     cuda::init_normal(stream(), state, upload_rows(kPositions, positions, rows), rows, width, std,
                       seed);
   }
@@ -228,24 +262,31 @@ class CudaBackend : public Backend {
     return std::make_unique<DevicePlan>(work, arena_, *account_, *device_->ring);
   }
   bool begin_steps(const StepKey& key, const ChunkPlan& chunk) override {
+    flush();
     const DevicePlan& plan = device_plan(chunk);
     if (!plan.attention.decode) return true;
     return device_->replays->begin({key, plan.attention.max_spans, plan.generation});
   }
-  void end_steps() override { device_->replays->end(); }
+  void end_steps() override {
+    flush();
+    device_->replays->end();
+  }
 
   void norm_store(const float* state, const NormSpec& norm, int64_t rows, int64_t width,
                   const ChunkPlan& plan, int64_t plane, Rows out, Rows read_back) override {
+    flush();
     cuda::norm_store(stream(), fp32(), state, norm, rows, width, device_plan(plan).hidden, plane,
                      out, read_back);
   }
   void load_hidden(const HiddenSegment& from, int64_t plane, int64_t token, int64_t rows,
                    int64_t width, Rows out) override {
+    flush();
     cuda::load_hidden(stream(), fp32(), from, plane, token, rows, width, out);
   }
   // There may be more positions than rows of a pass, when a long prefix is rebuilt.
   void rope(const float* inv_freq, int64_t head_dim, const int32_t* positions, int64_t rows,
             float* out) override {
+    flush();
     for (int64_t first = 0; first < rows; first += shape_.rows) {
       const int64_t n = std::min(shape_.rows, rows - first);
       rope_table(stream(), upload_rows(kPositions, positions + first, n), inv_freq, n, head_dim,
@@ -254,17 +295,19 @@ class CudaBackend : public Backend {
   }
   void prepare_heads(Rows qkv, const float* rope, int64_t rows, const HeadShape& shape,
                      const HeadPrep& prep) override {
-    cuda::prepare_heads(stream(), fp32(), qkv, rope, rows, shape, prep);
+    flush();
+    pending_ = Heads{qkv, rope, rows, shape, prep};
   }
   void store_kv(Rows qkv, const HeadShape& shape, const ChunkPlan& plan, int64_t plane) override {
     const DevicePlan& chunk = device_plan(plan);
-    cuda::store_kv(stream(), fp32(), qkv, shape, chunk.rows, chunk.kv, plane);
+    store(qkv, shape, chunk.rows, chunk.kv, plane);
   }
   void store_kv(Rows qkv, const HeadShape& shape, const KvRun& run, int64_t plane) override {
-    cuda::store_kv(stream(), fp32(), qkv, shape, run.rows, single_run(run), plane);
+    store(qkv, shape, run.rows, single_run(run), plane);
   }
   void attention(const ChunkPlan& plan, const HeadShape& shape, int64_t plane, Rows queries,
                  Rows out) override {
+    flush();
     cuda::attention(stream(), device_plan(plan).attention, shape, plane, queries, out, fp32(),
                     attention_.as<void>(), attention_.bytes());
   }
@@ -272,9 +315,11 @@ class CudaBackend : public Backend {
     return cuda::attention_rows(shape);
   }
   void gate_mul(Rows gate, int64_t rows, int64_t width, Rows out) override {
+    flush();
     cuda::gate_mul(stream(), fp32(), gate, rows, width, out);
   }
   void silu_mul(Rows gate_up, int64_t rows, int64_t width, Rows out) override {
+    flush();
     cuda::silu_mul(stream(), fp32(), gate_up, rows, width, out);
   }
 
@@ -282,6 +327,7 @@ class CudaBackend : public Backend {
 
   void score_head(const float* state, const int32_t* rows, const int32_t* targets, int64_t n,
                   const Weight& head, const HeadScores& out) override {
+    flush();
     const int64_t most = head_rows(shape_);
     for (int64_t first = 0; first < n; first += most) {
       const int64_t block = std::min(most, n - first);
@@ -305,6 +351,7 @@ class CudaBackend : public Backend {
   // Row by row where the vocabulary does not fit a tile as often.
   void logits(const float* state, const int32_t* rows, int64_t n, const Weight& head, float* out,
               double* log_sums) override {
+    flush();
     const int64_t vocab = view_of(head).outputs;
     const int64_t most = tile_columns(shape_, n) == vocab ? n : 1;
     for (int64_t first = 0; first < n; first += most) {
@@ -317,6 +364,7 @@ class CudaBackend : public Backend {
   }
   void exit_gate(const float* state, const int32_t* rows, int64_t n, int64_t width,
                  const float* weight, const float* bias, float* out) override {
+    flush();
     const int64_t most = head_rows(shape_);
     float* const gates = row_results_.as<float>();
     for (int64_t first = 0; first < n; first += most) {
@@ -330,6 +378,44 @@ class CudaBackend : public Backend {
  private:
   // The parts of `integers_`, one for each kind of table.
   enum Table { kIds, kPositions, kHeadRows, kTargets };
+
+  // An operation that waits for the next one, in case one kernel can do both. The bits are those of
+  // the two one after the other.
+  struct NormAdd {
+    Rows branch;
+    NormSpec norm;
+    int64_t rows = 0;
+    int64_t width = 0;
+    float* state = nullptr;
+  };
+  struct Heads {
+    Rows qkv;
+    const float* rope = nullptr;
+    int64_t rows = 0;
+    HeadShape shape;
+    HeadPrep prep;
+  };
+  void flush() {
+    const auto pending = std::exchange(pending_, std::monostate());
+    if (const auto* p = std::get_if<NormAdd>(&pending)) {
+      cuda::norm_add(stream(), fp32(), p->branch, p->norm, p->rows, p->width, p->state);
+    } else if (const auto* h = std::get_if<Heads>(&pending)) {
+      cuda::prepare_heads(stream(), fp32(), h->qkv, h->rope, h->rows, h->shape, h->prep);
+    }
+  }
+  // Keys and values of rows whose heads may still wait to be prepared: then nobody reads them where
+  // they lie, only where they are stored.
+  void store(Rows qkv, const HeadShape& shape, int64_t rows, const RunTable<KvRun>& runs,
+             int64_t plane) {
+    const auto* heads = std::get_if<Heads>(&pending_);
+    if (heads != nullptr && heads->qkv.data == qkv.data && heads->rows == rows) {
+      prepare_and_store(stream(), fp32(), qkv, heads->rope, rows, shape, heads->prep, runs, plane);
+      pending_ = std::monostate();
+      return;
+    }
+    flush();
+    cuda::store_kv(stream(), fp32(), qkv, shape, rows, runs, plane);
+  }
 
   cudaStream_t stream() const { return device_->stream; }
   bool fp32() const { return options_.fp32; }
@@ -404,6 +490,7 @@ class CudaBackend : public Backend {
   std::optional<CurrentDevice> current_;
   std::unique_ptr<CublasLt> blas_;
   LinearContext context_;
+  std::variant<std::monostate, NormAdd, Heads> pending_;
   std::optional<Uploader> uploader_;
   WorkspaceShape shape_;
   std::shared_ptr<Account> account_;
