@@ -192,7 +192,9 @@ void check_store(const Bench& bench, bool fp32) {
           const OnDevice<int32_t> of_row(caches.run_of_row());
           store_kv(bench.stream, fp32, qkv.at(qkv_d), shape, rows, {of_row.get(), runs_d.get(), {}},
                    kPlane);
-          bench.cpu(fp32).store_kv(qkv.host(), shape, caches.runs(caches.bytes().data()), kPlane);
+          Backend& cpu = bench.cpu(fp32);
+          cpu.store_kv(qkv.host(), shape,
+                       *cpu.plan_chunk({{}, caches.runs(caches.bytes().data()), {}}), kPlane);
           stored.add(same(caches_d.read(), caches.bytes()), where);
           if (run_rows != rows) continue;
           const OnDevice<uint8_t> again(Bytes(caches.bytes().size(), 0xCD));

@@ -120,9 +120,10 @@ Result store_on_device(const Bench& bench, bool fp32, const std::vector<float>& 
 Result store_on_host(const Bench& bench, bool fp32, const std::vector<float>& state, int64_t rows,
                      int64_t width, const Matrix& shape, Stores stores, bool kept) {
   Matrix out(shape), back(shape);
-  bench.cpu(fp32).norm_store(state.data(), {false, nullptr, 0.0f}, rows, width,
-                             stores.runs(stores.bytes().data(), kept), kPlane, out.host(),
-                             back.host());
+  Backend& cpu = bench.cpu(fp32);
+  const auto plan = cpu.plan_chunk({{}, {}, stores.runs(stores.bytes().data(), kept)});
+  cpu.norm_store(state.data(), {false, nullptr, 0.0f}, rows, width, *plan, kPlane, out.host(),
+                 back.host());
   return {out.bytes(), back.bytes(), stores.bytes()};
 }
 

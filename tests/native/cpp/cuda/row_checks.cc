@@ -32,7 +32,8 @@ const std::vector<Kind> kKinds{{true, true}, {true, false}, {false, true}};
 // round(norm(state)) by the CPU.
 void cpu_norm_rows(Backend& cpu, const std::vector<float>& state, const NormSpec& norm,
                    int64_t rows, int64_t width, Rows out) {
-  cpu.norm_store(state.data(), norm, rows, width, {{0, rows, 0, {}}}, 0, out, {});
+  const auto plan = cpu.plan_chunk({{}, {}, {{0, rows, 0, {}}}});
+  cpu.norm_store(state.data(), norm, rows, width, *plan, 0, out, {});
 }
 
 void check_norms(const Bench& bench, bool fp32) {
@@ -188,7 +189,7 @@ void check_embed(const Bench& bench, bool fp32) {
       const Uploaded on_device(*tensor, fp32, bench.stream);
       Backend& cpu = bench.cpu(fp32);
       const auto account = std::make_shared<Account>(0);
-      const auto on_host = cpu.upload(tensor->entry, 0, vocabulary, *account);
+      const auto on_host = cpu.upload(tensor->entry, 0, vocabulary, WeightUse::kOnce, *account);
       std::vector<int32_t> ids;
       for (int64_t r = 0; r < rows; ++r) ids.push_back(static_cast<int32_t>(r * 97 % vocabulary));
       const OnDevice<int32_t> ids_d(ids);
