@@ -272,6 +272,7 @@ void Pass::add_rows(const RowChunk& chunk, size_t s, ChunkWork& work) {
 // ---- the walk ----------------------------------------------------------------------------------
 
 void Pass::run(const std::vector<Step>& steps, int64_t loop) {
+  if (steps.empty()) return;
   const bool in_loop = phase_ == Phase::kLoop;
   const bool repeated = repeats();
   const StepKey key{phase_, static_cast<int>(loop), active_rows_};
