@@ -149,7 +149,7 @@ class CudaBackend : public Backend {
     return workspace_sizes(shape, options_.fp32, options_.fp16_cache == "all").all();
   }
   void allocate_workspace(const WorkspaceShape& shape, Account& account) override {
-    uploader_->finish();
+    check(cudaStreamSynchronize(stream()), "load weights");
     shape_ = shape;
     account_ = account.shared_from_this();
     const WorkspaceSizes sizes =

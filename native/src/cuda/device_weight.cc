@@ -1,16 +1,15 @@
 #include "cuda/device_weight.h"
 
 #include <algorithm>
+#include <cstring>
 
-#include "cuda/check.h"
+#include "tinyloop/errors.h"
 
 namespace tinyloop::cuda {
 
 namespace {
 
-// Enough for one copy to hide the next one's start, and little beside any model's weights.
-constexpr size_t kStagingBytes = size_t{16} << 20;
-constexpr size_t kAlignment = 256;
+constexpr size_t kAlignment = 256;  // of each array in the staging memory
 
 size_t to_size(int64_t n) { return static_cast<size_t>(n); }
 size_t aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
@@ -62,19 +61,17 @@ std::unique_ptr<Weight> Uploader::upload(const TensorEntry& tensor, int64_t begi
     weight->cache = account.allocate(sizes[1], Owner::kWeights, tensor.name.c_str());
   }
   const size_t row = code_bytes(tensor) + 2 * scale_bytes(tensor);
-  const size_t tile = row * kTileOutputs + 3 * kAlignment;
-  const size_t wanted = std::max(tile, kStagingBytes);
-  if (staging_.bytes() < wanted) {
-    finish();
-    staging_ = account.allocate(wanted, Owner::kWorkspace, "weights on their way");
-  }
   const auto rows_at_once =
-      static_cast<int64_t>((staging_.bytes() - 3 * kAlignment) / row) / kTileOutputs * kTileOutputs;
+      static_cast<int64_t>((PinnedRing::slot_bytes() - 3 * kAlignment) / row) / kTileOutputs *
+      kTileOutputs;
+  if (rows_at_once == 0) {
+    throw LoadError("cannot load tensor '" + tensor.name + "' on a GPU: " +
+                    std::to_string(tensor.cols) + " inputs are more than its upload can take");
+  }
   weight->view = weight_shape(shape.kind, shape.outputs, shape.inputs, shape.group, shape.fp32);
   for (int64_t first = 0; first < shape.outputs; first += rows_at_once) {
     const int64_t end = std::min(first + rows_at_once, shape.outputs);
-    StagedRows staged;
-    stage(tensor, begin + first, end - first, staged);
+    const StagedRows staged = stage(tensor, begin + first, end - first);
     repack(stream_, staged, weight->view, first, end, weight->data.as<uint8_t>());
   }
   weight->view.data = weight->data.as<uint8_t>();
@@ -87,30 +84,26 @@ std::unique_ptr<Weight> Uploader::upload(const TensorEntry& tensor, int64_t begi
   return weight;
 }
 
-// Outputs [first, first + count) of the tensor into the staging block, in stream order: what was
-// staged before has been read by then.
-void Uploader::stage(const TensorEntry& tensor, int64_t first, int64_t count, StagedRows& to) {
-  auto* at = staging_.as<uint8_t>();
+// Outputs [first, first + count) of the tensor.
+StagedRows Uploader::stage(const TensorEntry& tensor, int64_t first, int64_t count) {
+  const size_t codes = to_size(count) * code_bytes(tensor);
+  const size_t scales = to_size(count) * scale_bytes(tensor);
+  unsigned char* at = ring_.room(aligned(codes) + 2 * aligned(scales));
   const auto put = [&](const uint8_t* from, size_t bytes) {
-    ring_.write(at, from, bytes);
-    uint8_t* const here = at;
+    std::memcpy(at, from, bytes);
+    unsigned char* const here = at;
     at += aligned(bytes);
     return here;
   };
-  const size_t codes = code_bytes(tensor), scales = scale_bytes(tensor);
+  StagedRows to;
   to.kind = tensor.kind;
-  to.rows = put(tensor.data + to_size(first) * codes, to_size(count) * codes);
-  if (scales == 0) return;
-  const size_t all = to_size(tensor.rows) * scales;
-  const uint8_t* from = tensor.data + tensor.bytes - 2 * all + to_size(first) * scales;
-  to.scales = reinterpret_cast<const uint16_t*>(put(from, to_size(count) * scales));
-  to.zeros = reinterpret_cast<const uint16_t*>(put(from + all, to_size(count) * scales));
-}
-
-void Uploader::finish() {
-  if (!staging_) return;
-  check(cudaStreamSynchronize(stream_), "load weights");
-  staging_.reset();
+  to.rows = put(tensor.data + to_size(first) * code_bytes(tensor), codes);
+  if (scales == 0) return to;
+  const size_t all = to_size(tensor.rows) * scale_bytes(tensor);
+  const uint8_t* from = tensor.data + tensor.bytes - 2 * all + to_size(first) * scale_bytes(tensor);
+  to.scales = reinterpret_cast<const uint16_t*>(put(from, scales));
+  to.zeros = reinterpret_cast<const uint16_t*>(put(from + all, scales));
+  return to;
 }
 
 }  // namespace tinyloop::cuda

@@ -38,23 +38,20 @@ struct WeightShape {
 // The weight, then its FP16 copy if it has one.
 std::vector<size_t> weight_allocations(const WeightShape& shape);
 
-// Moves weights from a mapped file to the device, in runs of outputs through a staging block that
-// is held for as long as weights come.
+// Moves weights from a mapped file to the device: runs of outputs through page-locked memory, from
+// which the device reads each byte once, on its way to its place.
 class Uploader {
  public:
   Uploader(cudaStream_t stream, PinnedRing& ring) : stream_(stream), ring_(ring) {}
 
   std::unique_ptr<Weight> upload(const TensorEntry& tensor, int64_t begin, const WeightShape& shape,
                                  Account& account);
-  // Gives the staging block back, once the device has read it.
-  void finish();
 
  private:
-  void stage(const TensorEntry& tensor, int64_t first, int64_t count, StagedRows& to);
+  StagedRows stage(const TensorEntry& tensor, int64_t first, int64_t count);
 
   const cudaStream_t stream_;
   PinnedRing& ring_;
-  Block staging_;
 };
 
 }  // namespace tinyloop::cuda

@@ -1,4 +1,5 @@
 #include "cuda/elements.cuh"
+#include "cuda/norms_few.h"
 #include "cuda/rows.h"
 
 namespace tinyloop::cuda {
@@ -116,6 +117,8 @@ void norm(cudaStream_t stream, float* state, const NormSpec& norm, int64_t rows,
 void norm_rows(cudaStream_t stream, bool fp32, const float* state, const NormSpec& norm,
                int64_t rows, int64_t width, Rows out) {
   if (rows == 0) return;
+  const FewRows few{const_cast<float*>(state), {}, {}, norm, out, rows, width};
+  if (takes_few(few)) return norms_few(stream, fp32, few);
   with_element(fp32, [&](auto element) {
     using T = decltype(element);
     with_fours<32>(width, [&](auto fours) {
@@ -127,11 +130,15 @@ void norm_rows(cudaStream_t stream, bool fp32, const float* state, const NormSpe
 
 void norm_add(cudaStream_t stream, bool fp32, Rows branch, const NormSpec& norm, int64_t rows,
               int64_t width, float* state) {
+  const FewRows few{state, branch, norm, {}, {}, rows, width};
+  if (takes_few(few)) return norms_few(stream, fp32, few);
   launch_norm_add<false>(stream, fp32, branch, {norm, {}}, rows, width, state, {});
 }
 
 void norm_add_norm_rows(cudaStream_t stream, bool fp32, Rows branch, const NormSpec& norm,
                         int64_t rows, int64_t width, float* state, const NormSpec& next, Rows out) {
+  const FewRows few{state, branch, norm, next, out, rows, width};
+  if (takes_few(few)) return norms_few(stream, fp32, few);
   launch_norm_add<true>(stream, fp32, branch, {norm, next}, rows, width, state, out);
 }
 

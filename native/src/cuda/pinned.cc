@@ -53,6 +53,13 @@ void PinnedRing::write(void* device_to, const void* from, size_t bytes) {
   }
 }
 
+unsigned char* PinnedRing::room(size_t bytes) {
+  if (kSlotBytes - used_ < bytes) next_slot();
+  unsigned char* const at = memory_ + slot_ * kSlotBytes + used_;
+  used_ = std::min(kSlotBytes, (used_ + bytes + kAlignment - 1) / kAlignment * kAlignment);
+  return at;
+}
+
 void PinnedRing::read(void* to, const void* device_from, size_t bytes) {
   auto* out = static_cast<unsigned char*>(to);
   const auto* source = static_cast<const unsigned char*>(device_from);

@@ -23,15 +23,19 @@ class PinnedRing {
   // In stream order. `from` may change once this returns. Waits only where all slots are still on
   // their way.
   void write(void* device_to, const void* from, size_t bytes);
+  // Room for at most slot_bytes() that the host fills and the device reads in place: work that is
+  // launched on the stream before the next call of this ring may read it.
+  unsigned char* room(size_t bytes);
   // Waits for everything before it on the stream.
   void read(void* to, const void* device_from, size_t bytes);
 
+  static constexpr size_t slot_bytes() { return kSlotBytes; }
   // Page-locked bytes.
   static constexpr size_t bytes() { return (kSlots + 1) * kSlotBytes; }
 
  private:
-  static constexpr size_t kSlots = 8;
-  static constexpr size_t kSlotBytes = size_t{1} << 20;
+  static constexpr size_t kSlots = 4;
+  static constexpr size_t kSlotBytes = size_t{4} << 20;
 
   void next_slot();
 

@@ -47,6 +47,18 @@ __device__ __forceinline__ float4 load_some(const T* row, int64_t k, int64_t wid
   return some;
 }
 
+// Elements k .. k + 3 of a vector that no kernel writes: such loads need not wait for stores before
+// them, of which the compiler cannot know that they go elsewhere.
+__device__ __forceinline__ float4 load_constant(const float* row, int64_t k, int64_t width) {
+  if (loads_by_four(row) && k + 4 <= width) return __ldg(reinterpret_cast<const float4*>(row + k));
+  float4 some = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  if (k < width) some.x = __ldg(row + k);
+  if (k + 1 < width) some.y = __ldg(row + k + 1);
+  if (k + 2 < width) some.z = __ldg(row + k + 2);
+  if (k + 3 < width) some.w = __ldg(row + k + 3);
+  return some;
+}
+
 __device__ __forceinline__ float sum_of_lanes(float sum) {
 #pragma unroll
   for (int distance = 16; distance > 0; distance /= 2) {
@@ -113,7 +125,7 @@ __device__ __forceinline__ float4 normed_four(float4 x, const NormSpec& norm, fl
   x.z = __fmul_rn(x.z, factor);
   x.w = __fmul_rn(x.w, factor);
   if (norm.present && norm.weight != nullptr) {
-    const float4 w = load_some(norm.weight, k, width, loads_by_four(norm.weight));
+    const float4 w = load_constant(norm.weight, k, width);
     x.x = __fmul_rn(x.x, w.x);
     x.y = __fmul_rn(x.y, w.y);
     x.z = __fmul_rn(x.z, w.z);

@@ -30,6 +30,8 @@ class OnDevice {
     memory_.reset(memory, [](void* p) { cudaFree(p); });
     data_ = reinterpret_cast<T*>(static_cast<uint8_t*>(memory) + offset);
     check(cudaMemcpy(data_, host.data(), n_ * sizeof(T), cudaMemcpyHostToDevice), "copy");
+    // The copy may still be on its way, and other streams do not wait for it.
+    check(cudaDeviceSynchronize(), "copy");
   }
   T* get() const { return data_; }
   std::vector<T> read() const {
