@@ -1,7 +1,7 @@
 // The operations of the forward pass. One interface; src/cpu implements it (and defines the
 // numerics), src/cuda is to implement the same. Pointers are to the backend's own memory.
 //
-// Activations are FP16, or FP32 in the test-only numeric mode; states (`main` and its like) are
+// Activations are FP16, or FP32 in the test-only numeric mode fp32; states (`main` and its like) are
 // always FP32. Rows are tokens. Every operation gives a row the same bits whatever rows stand
 // beside it, and however many.
 #pragma once
@@ -16,6 +16,7 @@
 #include "kv.h"
 #include "memory.h"
 #include "tinyloop/descriptor.h"
+#include "tinyloop/tinyloop.h"
 
 namespace tinyloop {
 
@@ -152,6 +153,6 @@ class Backend {
 };
 
 // The CPU backend. isa: "" for the best one here. Throws LoadError for one this machine lacks.
-std::unique_ptr<Backend> make_cpu_backend(const std::string& isa, int threads, bool fp32);
+std::unique_ptr<Backend> make_cpu_backend(const std::string& isa, int threads, NumericMode mode);
 
 }  // namespace tinyloop

@@ -83,8 +83,7 @@ LoadSetup::LoadSetup(const std::string& path, const LoadOptions& given)
       descriptor(file.descriptor) {
   check_rows(options, descriptor);
   apply_state_init(options, descriptor);
-  backend = make_cpu_backend(options.cpu_isa, options.threads,
-                             options.numeric_mode == NumericMode::kFp32);
+  backend = make_cpu_backend(options.cpu_isa, options.threads, options.numeric_mode);
   cache = cache_shape(descriptor, cache_mode(options.cache_mode), backend->activation_bytes());
 }
 
