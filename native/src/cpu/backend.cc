@@ -539,9 +539,13 @@ class CpuBackend : public Backend {
 
 }  // namespace
 
-std::unique_ptr<Backend> make_cpu_backend(const std::string& isa, int threads, NumericMode mode) {
+std::unique_ptr<Backend> cpu::make_backend(const Kernels& kernels, int threads, NumericMode mode) {
   const int count = threads > 0 ? threads : available_processors();
-  return std::make_unique<CpuBackend>(cpu::select_kernels(isa.c_str(), mode), count, mode);
+  return std::make_unique<CpuBackend>(kernels, count, mode);
+}
+
+std::unique_ptr<Backend> make_cpu_backend(const std::string& isa, int threads, NumericMode mode) {
+  return cpu::make_backend(cpu::select_kernels(isa.c_str(), mode), threads, mode);
 }
 
 }  // namespace tinyloop

@@ -173,4 +173,7 @@ struct Kernels {
 // cannot run it or does not know the name; "" takes the best one here.
 const Kernels& select_kernels(const char* name, NumericMode mode);
 
+// The backend over kernels of the mode. threads: 0 for as many as the process may run on.
+std::unique_ptr<Backend> make_backend(const Kernels& kernels, int threads, NumericMode mode);
+
 }  // namespace tinyloop::cpu

@@ -4,9 +4,15 @@
 #include <cstdio>
 
 #include "checks.h"
+#include "cpu/kernels.h"
 #include "tinyloop/errors.h"
 
 namespace tinyloop {
+
+namespace cpu::simulated {
+extern const Kernels kSplitKernels;
+}
+
 namespace {
 
 struct Engine {
@@ -16,6 +22,19 @@ struct Engine {
 };
 
 constexpr WorkspaceShape kWorkspace{1200, 1100, 64};
+
+bool has_fused_multiply_add() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+}
+
+// The tile unit's own code, also where the processor has no such unit.
+Engine simulated_tiles() {
+  Engine engine;
+  engine.name = "simulated amx";
+  engine.backend = cpu::make_backend(cpu::simulated::kSplitKernels, 2, NumericMode::kBf16);
+  engine.backend->allocate_workspace(kWorkspace, *engine.account);
+  return engine;
+}
 
 std::vector<Engine> engines(NumericMode mode) {
   std::vector<Engine> all;
@@ -31,6 +50,7 @@ std::vector<Engine> engines(NumericMode mode) {
       }
     }
   }
+  if (mode == NumericMode::kBf16 && has_fused_multiply_add()) all.push_back(simulated_tiles());
   return all;
 }
 
