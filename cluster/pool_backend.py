@@ -135,8 +135,12 @@ def _about(path: Path, header: Header, request: PoolRequest) -> dict[str, Any]:
     return {
         "command": sys.argv,
         "model": {"file": str(path), **header.metadata},
-        "pool": {"replicas": request.replicas or 1, "threads": request.threads, "kv": request.kv,
-            "numeric": request.numeric},
+        "pool": {
+            "replicas": request.replicas or 1,
+            "threads": request.threads,
+            "kv": request.kv,
+            "numeric": request.numeric,
+        },
         "versions": {name: version(name) for name in VERSIONS_OF} | {"python": platform.python_version()},
     }
 

@@ -64,7 +64,7 @@ def load_model(
         threads: compute threads, at least 1; None: as many as the process may run on.
         numeric_mode: "fp16" is the product; "bf16" holds the same in memory and multiplies in the tile unit
             (AMX) of processors that have one, with bits of its own that every processor gives, those without
-            the unit at a third of the speed of "fp16"; "fp32" keeps activations and K/V in float32 and is for
+            the unit at a fifth of the speed of "fp16"; "fp32" keeps activations and K/V in float32 and is for
             tests.
         cpu_isa: "avx512", "avx2" or "portable", all with the same bits, or "amx" in the mode "bf16". Default:
             TINYLOOP_CPU_ISA, else the best one here.

@@ -1,8 +1,8 @@
 // The operations of the forward pass. One interface; src/cpu implements it (and defines the
 // numerics), src/cuda is to implement the same. Pointers are to the backend's own memory.
 //
-// Activations are FP16, or FP32 in the test-only numeric mode fp32; states (`main` and its like) are
-// always FP32. Rows are tokens. Every operation gives a row the same bits whatever rows stand
+// Activations are FP16, or FP32 in the test-only numeric mode fp32; states (`main` and its like)
+// are always FP32. Rows are tokens. Every operation gives a row the same bits whatever rows stand
 // beside it, and however many.
 #pragma once
 

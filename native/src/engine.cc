@@ -57,8 +57,8 @@ std::string Engine::numerics_id() const {
   if (descriptor.state_init == StateInit::kNormal) {
     state = "/state-normal-" + std::to_string(options.state_seed);
   }
-  return backend->identity() + "/" + name(options.numeric_mode) + "/kv-" + options.cache_mode + "/fp16cache-" +
-         options.fp16_cache + state;
+  return backend->identity() + "/" + name(options.numeric_mode) + "/kv-" + options.cache_mode +
+         "/fp16cache-" + options.fp16_cache + state;
 }
 
 void Engine::require_usable() const {

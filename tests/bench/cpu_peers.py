@@ -8,13 +8,13 @@ scoring: every log-probability of 512 tokens, from ids to a float32 array.
 
 With --gguf all systems start from the same file: llama.cpp (through the package llama-cpp-python) takes it as
 it is, transformers dequantizes it to float32 or bfloat16, ours is converted at group 32 and keeps its 4-bit
-blocks. With --random they start from seeded random weights of SmolLM2-135M's shape, which llama.cpp cannot read.
-Ours runs in both numeric modes; `kernels` says whether the bf16 mode had the tile unit (AMX) or its emulation.
+blocks. With --random they start from seeded random weights of SmolLM2-135M's shape, which llama.cpp cannot
+read. Ours runs in both numeric modes; `kernels` says whether the bf16 mode had AMX or its emulation.
 What a 4-bit file holds at more bits (the embedding and head, usually) has 4 bits in ours: fewer bytes to read
 and other log-probabilities, so each line states the bytes of both files and every scorer's mean.
 
-Every repeat runs every system once, in turn. One JSON line a case and thread count: tokens/s (medians), each of
-ours over each peer (median over the repeats), and for each system that did not run why. same_tokens: how many
+Every repeat runs every system once, in turn. One JSON line a case and thread count: tokens/s (medians), ours
+over each peer (median over the repeats), and for each system that did not run why. same_tokens: how many
 greedy tokens are those of the first system that ran; the prompt is noise, and one near tie parts all that
 follows.
 """
@@ -37,9 +37,9 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from random_llama import NAME, save_random_llama
 from tinyloop.native import LoadError, load_model
 from tinyloop.native.convert import convert
-from random_llama import NAME, save_random_llama
 from transformers import AutoModelForCausalLM, StaticCache
 
 PROMPT, NEW, SCORED = 64, 128, 512

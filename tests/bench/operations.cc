@@ -1,5 +1,6 @@
-// The operations of one layer and of the head by themselves, at SmolLM2-135M's shape: milliseconds for
-// `rows` rows, the median of some runs, as one line of JSON for each instruction set and thread count.
+// The operations of one layer and of the head by themselves, at SmolLM2-135M's shape: milliseconds
+// for `rows` rows, the median of some runs, as one line of JSON for each instruction set and thread
+// count.
 //
 //     operations [rows=512] [isa[:mode]]...    isa "" is the best one here; mode fp16 or bf16
 #include <algorithm>
@@ -74,22 +75,19 @@ class Layer {
       total += ms * static_cast<double>(calls);
       std::printf("\"%s\": %.3f, ", name, ms);
     };
-    say("qkv", kLayers, [&] {
-      backend_.norm_linear(state_.data(), norm, rows_, *qkv_weight_, qkv_.from());
-    });
-    say("rotate", kLayers, [&] {
-      backend_.prepare_heads(qkv_.from(), rope_.data(), rows_, kHeads, {});
-    });
-    say("store", kLayers, [&] { backend_.store_kv(qkv_.from(), kHeads, {{0, rows_, 0, own_}}, 0); });
+    say("qkv", kLayers,
+        [&] { backend_.norm_linear(state_.data(), norm, rows_, *qkv_weight_, qkv_.from()); });
+    say("rotate", kLayers,
+        [&] { backend_.prepare_heads(qkv_.from(), rope_.data(), rows_, kHeads, {}); });
+    say("store", kLayers,
+        [&] { backend_.store_kv(qkv_.from(), kHeads, {{0, rows_, 0, own_}}, 0); });
     say("attention", kLayers,
         [&] { backend_.attention(chunks_, kHeads, 0, qkv_.from(), mixed_.from()); });
     std::vector<float> sum = state_;
     say("o", kLayers, [&] { backend_.linear_add(mixed_.from(), rows_, *o_, sum.data()); });
-    say("gate_up", kLayers, [&] {
-      backend_.norm_linear(state_.data(), norm, rows_, *up_, gate_up_.from());
-    });
-    say("silu", kLayers,
-        [&] { backend_.silu_mul(gate_up_.from(), rows_, kFfn, inner_.from()); });
+    say("gate_up", kLayers,
+        [&] { backend_.norm_linear(state_.data(), norm, rows_, *up_, gate_up_.from()); });
+    say("silu", kLayers, [&] { backend_.silu_mul(gate_up_.from(), rows_, kFfn, inner_.from()); });
     say("down", kLayers, [&] { backend_.linear_add(inner_.from(), rows_, *down_, sum.data()); });
     std::vector<float> logprobs(static_cast<size_t>(rows_));
     HeadScores out;

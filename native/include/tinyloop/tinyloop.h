@@ -26,9 +26,9 @@ struct ResumeHandle;  // opaque: scored ids that can go deeper later
 struct PrefixPool;    // opaque: prefixes of one model under a byte budget
 
 // Arithmetic of products, scratch and K/V. kFp16 is what the memory contract describes. kBf16 holds
-// the same in memory and multiplies in the tile unit (AMX) of processors that have one, with bits of
-// its own that every machine gives; without the unit it is about three times slower than kFp16.
-// kFp32 exists to prove the logic in tests: it keeps activations and K/V in float32.
+// the same in memory and multiplies in the tile unit (AMX) of processors that have one, with bits
+// of its own that every machine gives; without the unit it has a fifth of the speed of kFp16. kFp32
+// exists to prove the logic in tests: it keeps activations and K/V in float32.
 enum class NumericMode { kFp16, kFp32, kBf16 };
 
 // Options of a load. Empty strings mean "the environment switch, else the default".
@@ -40,7 +40,8 @@ struct LoadOptions {
   std::string fp16_cache;   // TINYLOOP_FP16_CACHE; "off" | "auto" (resolves to off on the CPU)
   size_t budget_bytes = 0;  // hard limit of the accounting allocator; 0: none
   int threads = 0;          // compute threads; 0: as many as the process may run on
-  std::string cpu_isa;  // TINYLOOP_CPU_ISA; "amx" (of kBf16) | "avx512" | "avx2" | "portable"; the best here
+  std::string cpu_isa;  // TINYLOOP_CPU_ISA; "amx" (of kBf16) | "avx512" | "avx2" | "portable"; the
+                        // best here
   NumericMode numeric_mode = NumericMode::kFp16;
   std::string state_init;  // "zero" | "normal" for models whose loops start so; "": the model's own
   uint64_t state_seed = 0;  // of "normal"
@@ -123,7 +124,7 @@ struct ScoreExtras {
   int32_t* depths = nullptr;  // [requests]: loops that each ran
   float* by_depth = nullptr;  // [greatest depth, S]: log-probabilities after each loop; where
                               // layers follow the loops, only for requests without a prefix
-  float* gates = nullptr;  // [greatest depth, S]: the exit gate at the predicting row
+  float* gates = nullptr;     // [greatest depth, S]: the exit gate at the predicting row
 };
 void score(Model* model, const std::vector<ScoreRequest>& requests, int depth, float* logprobs,
            uint8_t* greedy, const ScoreExtras& extras);

@@ -96,7 +96,8 @@ const Kernels& select_kernels(const char* name, NumericMode mode) {
   if (isa == "amx") {
     if (mode != NumericMode::kBf16) {
       throw LoadError(
-          "cannot use the instruction set 'amx': it computes numeric_mode='bf16' alone; ask for that "
+          "cannot use the instruction set 'amx': it computes numeric_mode='bf16' alone; ask for "
+          "that "
           "mode or another instruction set");
     }
     require(has_amx());

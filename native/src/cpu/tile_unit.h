@@ -1,5 +1,5 @@
-// The tile unit (AMX), by instructions of our own. Each that touches memory is said to change all of
-// it: a tile load reads what the compiler would otherwise be free to store later.
+// The tile unit (AMX), by instructions of our own. Each that touches memory is said to change all
+// of it: a tile load reads what the compiler would otherwise be free to store later.
 #pragma once
 
 #include <cstdint>
@@ -40,10 +40,7 @@ inline void tile_load(const void* from, int64_t row_bytes) {
 }
 template <int kTile>
 inline void tile_store(void* to, int64_t row_bytes) {
-  asm volatile("tilestored %%tmm%c2, (%0,%1,1)"
-               :
-               : "r"(to), "r"(row_bytes), "i"(kTile)
-               : "memory");
+  asm volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(to), "r"(row_bytes), "i"(kTile) : "memory");
 }
 // C += A * B; the assembler's order of operands is B, A, C.
 template <int kC, int kA, int kB>

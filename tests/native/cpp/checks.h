@@ -19,8 +19,8 @@ using Values = std::vector<double>;
 // than double precision does; FP32 sums of up to 600 terms of size 1 lose about 1e-6 each way.
 inline constexpr double kHalfTolerance = 2e-3;
 inline constexpr double kFloatTolerance = 2e-5;
-// Where a result is not rounded: sums of up to 600 products of size 1, whose weights are off by up to
-// 2^-16 of themselves and which leave out as much again in the bf16 mode.
+// Where a result is not rounded: sums of up to 600 products of size 1, whose weights are off by up
+// to 2^-16 of themselves and which leave out as much again in the bf16 mode.
 inline constexpr double kSplitTolerance = 2e-4;
 inline constexpr double kExact = 0.0;
 

@@ -53,9 +53,7 @@ inline float as_float(uint32_t word) {
   return value;
 }
 // A subnormal number is zero to the unit, given or computed.
-inline float flushed(float x) {
-  return std::fabs(x) < 0x1p-126f ? std::copysign(0.0f, x) : x;
-}
+inline float flushed(float x) { return std::fabs(x) < 0x1p-126f ? std::copysign(0.0f, x) : x; }
 inline float odd_part(uint32_t word) { return flushed(as_float(word & 0xFFFF0000u)); }
 inline float even_part(uint32_t word) { return flushed(as_float(word << 16)); }
 
