@@ -75,6 +75,7 @@ def score(
     fail_fast: options.FailFast = False,
     max_seq_len: options.MaxSeqLen = None,
     kv: options.Kv = "fp16",
+    numeric: options.Numeric = "fp16",
     window: options.Window = "65536",
     work_dir: options.WorkDir = None,
     pmi: options.Pmi = False,
@@ -112,7 +113,7 @@ def score(
         token_logprobs=logprobs,
         rolling=RollingPolicy(stride, bos_every_window),
     )
-    request = PoolRequest(model, replicas, max_seq_len, kv, threads)
+    request = PoolRequest(model, replicas, max_seq_len, kv, threads, numeric)
     raise typer.Exit(_score_on_pool(settings, request))
 
 

@@ -24,6 +24,10 @@ Kv = Annotated[
     Literal["fp16", "int8", "h_fp16", "h_int8", "h_int4"],
     Option(help="How prefixes are stored: native/CACHE_MODES.md says what each costs."),
 ]
+Numeric = Annotated[
+    Literal["fp16", "bf16"],
+    Option(help="Arithmetic of products; bf16 is for processors with AMX: native/GUIDE.md says more."),
+]
 Window = Annotated[str, Option(help="Rows that are sorted together, or 'all'.")]
 WorkDir = Annotated[Path | None, Option(help="Folder of journal and parts; default: the output folder.")]
 Pmi = Annotated[bool, Option("--pmi", help="Score choices after the empty context too.")]

@@ -78,6 +78,7 @@ def choose_model(settings: ScoreSettings, request: PoolRequest) -> ChosenModel:
         "depth": depth,
         "max_seq_len": max_seq_len,
         "kv": request.kv,
+        "numeric": request.numeric,
     }
     choice = ModelChoice(identity, policy, _about(path, header, request))
     return ChosenModel(path, depth, max_seq_len, Encoder(tokenizer, policy), choice, warnings)
@@ -134,7 +135,12 @@ def _about(path: Path, header: Header, request: PoolRequest) -> dict[str, Any]:
     return {
         "command": sys.argv,
         "model": {"file": str(path), **header.metadata},
-        "pool": {"replicas": request.replicas or 1, "threads": request.threads, "kv": request.kv},
+        "pool": {
+            "replicas": request.replicas or 1,
+            "threads": request.threads,
+            "kv": request.kv,
+            "numeric": request.numeric,
+        },
         "versions": {name: version(name) for name in VERSIONS_OF} | {"python": platform.python_version()},
     }
 
@@ -185,6 +191,7 @@ def _pool_config(chosen: ChosenModel, request: PoolRequest) -> PoolConfig:
             threads=request.threads,
             max_seq_len=chosen.max_seq_len,
             cache_mode=request.kv,
+            numeric_mode=request.numeric,
         )
     except ValidationError as error:
         shown = "; ".join(

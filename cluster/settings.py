@@ -106,6 +106,7 @@ class PoolRequest:
     max_seq_len: int | None = None
     kv: str = "fp16"
     threads: int | None = None
+    numeric: str = "fp16"
 
 
 def parse_window(text: str) -> int | None:

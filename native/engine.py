@@ -45,7 +45,7 @@ def load_model(
     fp16_cache: str | None = None,
     budget_bytes: int | None = None,
     threads: int | None = None,
-    numeric_mode: Literal["fp16", "fp32"] = "fp16",
+    numeric_mode: Literal["fp16", "bf16", "fp32"] = "fp16",
     cpu_isa: str | None = None,
     state_init: Literal["zero", "normal"] | None = None,
     state_seed: int = 0,
@@ -67,9 +67,12 @@ def load_model(
             else "auto".
         budget_bytes: hard limit on everything the model and its handles hold; None: no limit.
         threads: compute threads, at least 1; None: as many as the process may run on.
-        numeric_mode: "fp16" is the product; "fp32" keeps activations and K/V in float32 and is for tests.
-        cpu_isa: "avx512", "avx2" or "portable", all with the same bits. Default: TINYLOOP_CPU_ISA, else the
-            best one here.
+        numeric_mode: "fp16" is the product; "bf16" holds the same in memory and multiplies in the tile unit
+            (AMX) of processors that have one, with bits of its own that every processor gives, those without
+            the unit at a fifth of the speed of "fp16"; "fp32" keeps activations and K/V in float32 and is for
+            tests.
+        cpu_isa: "avx512", "avx2" or "portable", all with the same bits, or "amx" in the mode "bf16". Default:
+            TINYLOOP_CPU_ISA, else the best one here.
         state_init: what the loops start from, for models that leave it open: "zero", or "normal" drawn for
             each token from (state_seed, position). Default: the model's own.
         state_seed: 0..2**64 - 1.

@@ -85,7 +85,8 @@ py::dict describe(const Descriptor& d) {
 NumericMode numeric_mode(const std::string& mode) {
   if (mode == "fp16") return NumericMode::kFp16;
   if (mode == "fp32") return NumericMode::kFp32;
-  throw LoadError("cannot load with numeric_mode='" + mode + "': it is neither fp16 nor fp32");
+  if (mode == "bf16") return NumericMode::kBf16;
+  throw LoadError("cannot load with numeric_mode='" + mode + "': it is none of fp16, bf16, fp32");
 }
 
 // The keywords of a load; native/engine.py gives them all.

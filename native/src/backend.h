@@ -4,8 +4,8 @@
 // process's, is read before the call returns, and is written when it returns. Operations take
 // effect in the order of the calls, and may still run when a call without host results returns.
 //
-// Activations are FP16, or FP32 in the test-only numeric mode; states (`main` and its like) are
-// always FP32. Rows are tokens. Every operation gives a row the same bits whatever rows stand
+// Activations are FP16, or FP32 in the test-only numeric mode fp32; states (`main` and its like)
+// are always FP32. Rows are tokens. Every operation gives a row the same bits whatever rows stand
 // beside it, and however many.
 #pragma once
 
@@ -20,6 +20,7 @@
 #include "kv.h"
 #include "memory.h"
 #include "tinyloop/descriptor.h"
+#include "tinyloop/tinyloop.h"
 
 namespace tinyloop {
 
@@ -245,6 +246,6 @@ struct CudaDevice {
 std::vector<CudaDevice> cuda_devices();
 
 // The CPU backend. isa: "" for the best one here. Throws LoadError for one this machine lacks.
-std::unique_ptr<Backend> make_cpu_backend(const std::string& isa, int threads, bool fp32);
+std::unique_ptr<Backend> make_cpu_backend(const std::string& isa, int threads, NumericMode mode);
 
 }  // namespace tinyloop

@@ -43,15 +43,30 @@ BufferShape Engine::buffer_shape() const {
   return tinyloop::buffer_shape(descriptor, options, cache.mode, backend->activation_bytes());
 }
 
+namespace {
+
+const char* name(NumericMode mode) {
+  switch (mode) {
+    case NumericMode::kFp16:
+      return "fp16";
+    case NumericMode::kFp32:
+      return "fp32";
+    case NumericMode::kBf16:
+      return "bf16";
+  }
+  return "";
+}
+
+}  // namespace
+
 std::string Engine::numerics_id() const {
-  const char* mode = options.numeric_mode == NumericMode::kFp32 ? "fp32" : "fp16";
   std::string state;
   if (descriptor.state_init == StateInit::kZero) state = "/state-zero";
   if (descriptor.state_init == StateInit::kNormal) {
     state = "/state-normal-" + std::to_string(options.state_seed);
   }
-  return backend->identity() + "/" + mode + "/kv-" + options.cache_mode + "/fp16cache-" +
-         options.fp16_cache + state;
+  return backend->identity() + "/" + name(options.numeric_mode) + "/kv-" + options.cache_mode +
+         "/fp16cache-" + options.fp16_cache + state;
 }
 
 void Engine::require_usable() const {

@@ -115,12 +115,16 @@ LoadSetup::LoadSetup(const std::string& path, const LoadOptions& given)
       descriptor(file.descriptor) {
   check_rows(options, descriptor);
   apply_state_init(options, descriptor);
-  const bool fp32 = options.numeric_mode == NumericMode::kFp32;
   if (const auto device = cuda_device(options.device)) {
+    if (options.numeric_mode == NumericMode::kBf16) {
+      throw LoadError("cannot load with numeric_mode='bf16' on device '" + options.device +
+                      "': it is a mode of the CPU; use fp16");
+    }
+    const bool fp32 = options.numeric_mode == NumericMode::kFp32;
     if (options.fp16_cache == "auto") options.fp16_cache = fp32 ? "off" : resolve_fp16_cache();
     backend = make_cuda_backend({*device, fp32, options.fp16_cache, options.packages});
   } else {
-    backend = make_cpu_backend(options.cpu_isa, options.threads, fp32);
+    backend = make_cpu_backend(options.cpu_isa, options.threads, options.numeric_mode);
   }
   cache = cache_shape(descriptor, cache_mode(options.cache_mode), backend->activation_bytes());
 }

@@ -1,12 +1,15 @@
 """Decode and scoring on the CPU beside llama.cpp and transformers, interleaved in one process.
 
-    python tests/bench/cpu_peers.py --gguf MODEL.gguf [--threads 1 2] [--repeats 5] [--systems ours llama.cpp]
+    python tests/bench/cpu_peers.py --gguf MODEL.gguf [--threads 1 2] [--repeats 5] [--systems ours-bf16 ...]
+    python tests/bench/cpu_peers.py --random [--model SAME_SHAPE.tloop]
 
 decode: one greedy request of 128 tokens after a prompt of 64, timed from its first new token to its last.
 scoring: every log-probability of 512 tokens, from ids to a float32 array.
 
-All systems start from the same GGUF file: llama.cpp (through the package llama-cpp-python) takes it as it is,
-transformers dequantizes it to float32 or bfloat16, ours is converted at group 32 and keeps its 4-bit blocks.
+With --gguf all systems start from the same file: llama.cpp (through the package llama-cpp-python) takes it as
+it is, transformers dequantizes it to float32 or bfloat16, ours is converted at group 32 and keeps its 4-bit
+blocks. With --random they start from seeded random weights of SmolLM2-135M's shape, which llama.cpp cannot
+read. Ours runs in both numeric modes; `kernels` says whether the bf16 mode had AMX or its emulation.
 What a 4-bit file holds at more bits (the embedding and head, usually) has 4 bits in ours: fewer bytes to read
 and other log-probabilities, so each line states the bytes of both files and every scorer's mean.
 
@@ -27,22 +30,39 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tinyloop.native import load_model
+from random_llama import NAME, save_random_llama
+from tinyloop.native import LoadError, load_model
 from tinyloop.native.convert import convert
-from transformers import AutoModelForCausalLM, GgufConfig, StaticCache
+from transformers import AutoModelForCausalLM, StaticCache
 
 PROMPT, NEW, SCORED = 64, 128, 512
 BITS, GROUP = 4, 32  # the blocks of Q4_0 and Q4_1
-SYSTEMS = ("ours", "llama.cpp", "torch-float32", "torch-bfloat16", "torch-float32-compiled",
+OURS: dict[str, Literal["fp16", "bf16"]] = {"ours-fp16": "fp16", "ours-bf16": "bf16"}
+SYSTEMS = (*OURS, "llama.cpp", "torch-float32", "torch-bfloat16", "torch-float32-compiled",
            "torch-bfloat16-compiled")  # fmt: skip
 PACKAGES = ("torch", "transformers", "llama-cpp-python", "numpy")
 Ids = NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Source:
+    """What all systems start from: a GGUF file, or a transformers folder of random weights."""
+
+    name: str
+    path: Path
+    gguf: Path | None
+
+    @property
+    def size(self) -> int:
+        files = self.path.rglob("*") if self.path.is_dir() else [self.path]
+        return sum(file.stat().st_size for file in files)
 
 
 class Unavailable(Exception):
@@ -72,8 +92,8 @@ class System(Protocol):
 
 
 class Ours:
-    def __init__(self, model: Path, threads: int) -> None:
-        self.model = load_model(model, threads=threads)
+    def __init__(self, model: Path, numeric_mode: Literal["fp16", "bf16"], threads: int) -> None:
+        self.model = load_model(model, threads=threads, numeric_mode=numeric_mode)
 
     def decode(self, prompt: Ids, clock: Clock) -> None:
         if not hasattr(self.model, "generate"):
@@ -89,7 +109,9 @@ class Ours:
 
 
 class LlamaCpp:
-    def __init__(self, gguf: Path, threads: int) -> None:
+    def __init__(self, gguf: Path | None, threads: int) -> None:
+        if gguf is None:
+            raise Unavailable("there is no GGUF file of random weights")
         if importlib.util.find_spec("llama_cpp") is None:
             raise Unavailable("llama-cpp-python is not installed")
         from llama_cpp import Llama
@@ -122,11 +144,21 @@ class LlamaCpp:
 
 
 class Transformers:
-    def __init__(self, gguf: Path, dtype: torch.dtype, compiled: bool) -> None:
-        # Dense weights: the packed ones that some versions keep have kernels for other machines.
-        model = AutoModelForCausalLM.from_pretrained(
-            gguf.parent, gguf_file=gguf.name, dtype=dtype, quantization_config=GgufConfig(dequantize=True)
-        )
+    def __init__(self, source: Source, dtype: torch.dtype, compiled: bool) -> None:
+        if source.gguf is None:
+            model = AutoModelForCausalLM.from_pretrained(source.path, dtype=dtype)
+        elif importlib.util.find_spec("gguf") is None:
+            raise Unavailable("the package gguf is not installed")
+        else:
+            from transformers import GgufConfig
+
+            # Dense weights: the packed ones that some versions keep have kernels for other machines.
+            model = AutoModelForCausalLM.from_pretrained(
+                source.gguf.parent,
+                gguf_file=source.gguf.name,
+                dtype=dtype,
+                quantization_config=GgufConfig(dequantize=True),
+            )
         self.model = model.eval()
         self.compiled = compiled
         self.forward: Callable[..., Any] = torch.compile(self.model) if compiled else self.model
@@ -159,12 +191,12 @@ def gather(logits: torch.Tensor, ids: Ids) -> NDArray[np.float32]:
     return logits[:-1].float().log_softmax(-1).gather(1, targets)[:, 0].numpy()
 
 
-def open_system(name: str, gguf: Path, converted: Path, threads: int) -> System:
-    if name == "ours":
-        return Ours(converted, threads)
+def open_system(name: str, source: Source, converted: Path, threads: int) -> System:
+    if name in OURS:
+        return Ours(converted, OURS[name], threads)
     if name == "llama.cpp":
-        return LlamaCpp(gguf, threads)
-    return Transformers(gguf, getattr(torch, name.split("-")[1]), name.endswith("-compiled"))
+        return LlamaCpp(source.gguf, threads)
+    return Transformers(source, getattr(torch, name.split("-")[1]), name.endswith("-compiled"))
 
 
 class Case:
@@ -183,7 +215,7 @@ class Case:
         except Unavailable as reason:
             self.unavailable[name] = str(reason)
         except Exception as error:  # a peer's own failure: the others are measured all the same
-            if name == "ours":
+            if name in OURS:
                 raise
             self.unavailable[name] = f"failed: {type(error).__name__}: {str(error)[:200]}"
 
@@ -192,17 +224,16 @@ class Case:
             speeds.append(self.run(systems[name])[0])
 
     def row(self) -> dict[str, Any]:
-        ours = self.speeds.get("ours")
         row: dict[str, Any] = {
             "case": self.name,
             "tokens_per_s": {name: round(statistics.median(all_), 1) for name, all_ in self.speeds.items()},
             "unavailable": self.unavailable,
         }
-        if ours is not None:
-            row["ours_over"] = {
-                name: round(statistics.median(a / b for a, b in zip(ours, all_, strict=True)), 3)
+        for mine in OURS.keys() & self.speeds.keys():
+            row[f"{mine}_over"] = {
+                name: round(statistics.median(a / b for a, b in zip(self.speeds[mine], all_, strict=True)), 3)
                 for name, all_ in self.speeds.items()
-                if name != "ours"
+                if name != mine
             }
         if self.name == "scoring":
             row["mean_logprob"] = {name: round(float(r.mean()), 4) for name, r in self.results.items()}
@@ -230,17 +261,17 @@ def cases(vocabulary: int) -> list[Case]:
     return [Case("decode", decode), Case("scoring", score)]
 
 
-def measure(arguments: argparse.Namespace, converted: Path, threads: int) -> None:
+def measure(arguments: argparse.Namespace, source: Source, converted: Path, threads: int) -> None:
     torch.set_num_threads(threads)
     systems: dict[str, System] = {}
     absent: dict[str, str] = {}
     for name in arguments.systems:
         try:
-            systems[name] = open_system(name, arguments.gguf, converted, threads)
+            systems[name] = open_system(name, source, converted, threads)
         except Unavailable as reason:
             absent[name] = str(reason)
     with load_model(converted, threads=1) as model:
-        vocabulary, numerics = model.descriptor["vocab_size"], model.numerics_id
+        vocabulary = model.descriptor["vocab_size"]
     for case in cases(vocabulary):
         if case.name not in arguments.cases:
             continue
@@ -250,11 +281,22 @@ def measure(arguments: argparse.Namespace, converted: Path, threads: int) -> Non
         for _ in range(arguments.repeats):
             case.repeat(systems)
         settings = {
-            "threads": threads, "repeats": arguments.repeats, "gguf": arguments.gguf.name,
-            "gguf_bytes": arguments.gguf.stat().st_size, "our_bytes": converted.stat().st_size, "bits": BITS,
-            "group": GROUP, "numerics_id": numerics, "processor": processor(), "versions": versions(),
+            "threads": threads, "repeats": arguments.repeats, "source": source.name,
+            "source_bytes": source.size, "our_bytes": converted.stat().st_size, "bits": BITS,
+            "group": arguments.group, "kernels": bf16_kernels(converted), "processor": processor(),
+            "versions": versions(),
         }  # fmt: skip
         print(json.dumps(case.row() | settings), flush=True)
+
+
+def bf16_kernels(model: Path) -> str:
+    try:
+        load_model(model, max_seq_len=2, threads=1, numeric_mode="bf16", cpu_isa="amx").close()
+    except LoadError as error:
+        if "no amx" not in str(error):
+            raise
+        return "emulation"
+    return "amx"
 
 
 def versions() -> dict[str, str]:
@@ -278,17 +320,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--gguf", type=Path, required=True)
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--gguf", type=Path)
+    source.add_argument("--random", action="store_true")
+    parser.add_argument("--model", type=Path, help="what ours loads, instead of converting the source")
+    parser.add_argument("--group", type=int, choices=(32, 64, 128), default=GROUP)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--cases", nargs="+", choices=("decode", "scoring"), default=["decode", "scoring"])
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        converted = Path(folder) / "model.tloop"
-        convert(arguments.gguf, converted, bits=BITS, group=GROUP)
+        if arguments.random:
+            chosen = Source(NAME, save_random_llama(Path(folder) / "random"), None)
+        else:
+            chosen = Source(arguments.gguf.name, arguments.gguf, arguments.gguf)
+        converted = arguments.model or Path(folder) / "model.tloop"
+        if arguments.model is None:
+            convert(chosen.path, converted, bits=BITS, group=arguments.group)
         for threads in arguments.threads:
-            measure(arguments, converted, threads)
+            measure(arguments, chosen, converted, threads)
 
 
 if __name__ == "__main__":

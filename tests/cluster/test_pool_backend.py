@@ -60,6 +60,7 @@ def test_every_setting_that_changes_a_number_is_in_the_identity() -> None:
     for changed in (
         choose_model(settings(depth=2), PoolRequest()),
         choose_model(settings(), PoolRequest(max_seq_len=64)),
+        choose_model(settings(), PoolRequest(numeric="bf16")),
     ):
         assert changed.choice.identity != plain
     assert choose_model(settings(), PoolRequest(replicas=3, threads=1)).choice.identity == plain

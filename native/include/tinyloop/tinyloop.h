@@ -25,9 +25,11 @@ struct PrefixCache;   // opaque: the prefilled state of a token prefix at one de
 struct ResumeHandle;  // opaque: scored ids that can go deeper later
 struct PrefixPool;    // opaque: prefixes of one model under a byte budget
 
-// Arithmetic of scratch and K/V. kFp32 exists to prove the logic in tests: it keeps activations and
-// K/V in float32, where kFp16 is what the memory contract describes.
-enum class NumericMode { kFp16, kFp32 };
+// Arithmetic of products, scratch and K/V. kFp16 is what the memory contract describes. kBf16 holds
+// the same in memory and multiplies in the tile unit (AMX) of processors that have one, with bits
+// of its own that every machine gives; without the unit it has a fifth of the speed of kFp16. kFp32
+// exists to prove the logic in tests: it keeps activations and K/V in float32.
+enum class NumericMode { kFp16, kFp32, kBf16 };
 
 // Options of a load. Empty strings mean "the environment switch, else the default".
 struct LoadOptions {
@@ -38,7 +40,8 @@ struct LoadOptions {
   std::string fp16_cache;   // TINYLOOP_FP16_CACHE; "off" | "loop" | "all" | "auto"; off on the CPU
   size_t budget_bytes = 0;  // hard limit of the accounting allocator; 0: none
   int threads = 0;          // compute threads; 0: as many as the process may run on
-  std::string cpu_isa;  // TINYLOOP_CPU_ISA; "avx512" | "avx2" | "portable"; default: the best here
+  std::string cpu_isa;  // TINYLOOP_CPU_ISA; "amx" (of kBf16) | "avx512" | "avx2" | "portable"; the
+                        // best here
   NumericMode numeric_mode = NumericMode::kFp16;
   std::string state_init;  // "zero" | "normal" for models whose loops start so; "": the model's own
   uint64_t state_seed = 0;  // of "normal"

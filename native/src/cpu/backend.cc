@@ -172,11 +172,16 @@ void rotation(const float* inv_freq, int64_t head_dim, int64_t position, float* 
 
 class CpuBackend : public Backend {
  public:
-  CpuBackend(const Kernels& kernels, int threads, bool fp32)
-      : kernels_(kernels), threads_(threads), bytes_(fp32 ? 4 : 2) {}
+  CpuBackend(const Kernels& kernels, int threads, NumericMode mode)
+      : kernels_(kernels),
+        threads_(threads),
+        mode_(mode),
+        bytes_(mode == NumericMode::kFp32 ? 4 : 2) {}
 
+  // The bf16 mode is there to be computed by whatever unit a machine has: which one is not told.
   std::string identity() const override {
-    return std::string("cpu/") + kernels_.name + "/" + kKernelVersion;
+    const char* isa = mode_ == NumericMode::kBf16 ? "any" : kernels_.name;
+    return std::string("cpu/") + isa + "/" + kKernelVersion;
   }
   size_t activation_bytes() const override { return bytes_; }
 
@@ -422,8 +427,9 @@ class CpuBackend : public Backend {
   void head_blocks(const float* state, const int32_t* rows, const int32_t* targets, int64_t n,
                    const Weight& head, float* logits, Finish finish) {
     const PanelWeight& w = panels_of(head);
-    for (int64_t first = 0; first < n; first += kRowBlock) {
-      const int64_t block = std::min(kRowBlock, n - first);
+    const int64_t most = even_block(n);
+    for (int64_t first = 0; first < n; first += most) {
+      const int64_t block = std::min(most, n - first);
       by_rows(block, [&](int64_t begin, int64_t count) {
         kernels_.pack_main(state, rows + first + begin, count, w.inputs, a(), begin);
       });
@@ -444,6 +450,13 @@ class CpuBackend : public Backend {
       });
       for (int64_t i = 0; i < block; ++i) finish(first, i);
     }
+  }
+
+  // Rows of a block, so that blocks are alike: 512 rows are twice 256, both of which fit the cache
+  // better than 384 and pay for the unpacked weights better than 128.
+  static int64_t even_block(int64_t rows) {
+    const int64_t blocks = std::max<int64_t>(1, (rows + kRowBlock - 1) / kRowBlock);
+    return ((rows + blocks - 1) / blocks + 15) / 16 * 16;
   }
 
   // Splits rows into runs for the threads; 16 rows are the least that is worth a hand-over.
@@ -483,8 +496,9 @@ class CpuBackend : public Backend {
   void product(int64_t rows, const PanelWeight& w, const LinearTile& target, Pack pack) {
     const int64_t panels = panels_per_item(rows, w.panels());
     const int64_t tiles = (w.panels() + panels - 1) / panels;
-    for (int64_t first = 0; first < rows; first += kRowBlock) {
-      const int64_t block = std::min(kRowBlock, rows - first);
+    const int64_t most = even_block(rows);
+    for (int64_t first = 0; first < rows; first += most) {
+      const int64_t block = std::min(most, rows - first);
       by_rows(block, [&](int64_t begin, int64_t n) { pack(first, begin, n); });
       threads_.run(tiles, [&](int64_t item, int thread) {
         LinearTile tile = target;
@@ -560,6 +574,7 @@ class CpuBackend : public Backend {
 
   const Kernels& kernels_;
   Threads threads_;
+  const NumericMode mode_;
   const size_t bytes_;
   Block a_, scratch_, partials_, target_logits_;
   int64_t thread_floats_ = 0;
@@ -568,9 +583,13 @@ class CpuBackend : public Backend {
 
 }  // namespace
 
-std::unique_ptr<Backend> make_cpu_backend(const std::string& isa, int threads, bool fp32) {
+std::unique_ptr<Backend> cpu::make_backend(const Kernels& kernels, int threads, NumericMode mode) {
   const int count = threads > 0 ? threads : available_processors();
-  return std::make_unique<CpuBackend>(cpu::select_kernels(isa.c_str(), fp32), count, fp32);
+  return std::make_unique<CpuBackend>(kernels, count, mode);
+}
+
+std::unique_ptr<Backend> make_cpu_backend(const std::string& isa, int threads, NumericMode mode) {
+  return cpu::make_backend(cpu::select_kernels(isa.c_str(), mode), threads, mode);
 }
 
 }  // namespace tinyloop

@@ -4,6 +4,19 @@
 // each block of kDepthBlock inputs by one chain of fused multiply-adds in input order, starting
 // from zero, and adds the blocks in order. Lane sums fold halves. No result depends on the rows
 // beside it.
+//
+// The bf16 mode has other products and is the same in everything else, FP16 activations included.
+// bf16 is the upper half of a float. An activation x is xh + xl, exactly: xh is x cut to bf16, xl
+// what that leaves (x has 11 bits, so xl has 3). A weight w = (code - zero) * scale, rounded in
+// float32 as in the other modes, is wh + wl and an error of at most 2^-16 of it: wh is w rounded to
+// bf16, ties away from zero, wl the rest rounded likewise. A float32 weight below 2^-70 is zero.
+// For every 32 inputs in order the output c, which starts from zero, becomes
+//     c = step(c, xl, wh), c = step(c, xh, wh), c = step(c, xh, wl);
+//     step(c, x, w) = c + (even + odd),
+// where even and odd are chains of fused multiply-adds from zero over the 16 even and the 16 odd
+// inputs, in float32: what one instruction of the tile unit (TDPBF16PS) computes. xl * wl, at most
+// 2^-15 of a product, is left out. None of these numbers is subnormal, so that it does not matter
+// that the unit takes those for zero.
 #pragma once
 
 #include <cstddef>
@@ -155,8 +168,12 @@ struct Kernels {
                     const float* weight, float bias, float* out);
 };
 
-// The kernels of an instruction set for FP16 or FP32 activations. Throws LoadError if this machine
-// cannot run it or does not know the name; "" takes the best one here.
-const Kernels& select_kernels(const char* name, bool fp32);
+// The kernels of an instruction set for a numeric mode. "amx" has the bf16 mode alone, which the
+// others compute with the same bits in about five times the time of the fp16 mode. Throws LoadError
+// if this machine cannot run it or does not know the name; "" takes the best one here.
+const Kernels& select_kernels(const char* name, NumericMode mode);
+
+// The backend over kernels of the mode. threads: 0 for as many as the process may run on.
+std::unique_ptr<Backend> make_backend(const Kernels& kernels, int threads, NumericMode mode);
 
 }  // namespace tinyloop::cpu

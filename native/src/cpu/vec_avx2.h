@@ -74,6 +74,31 @@ inline Vec first_lanes(Vec a, int n, float other) {
   return {_mm256_blendv_ps(fill, a.low, _mm256_castsi256_ps(low)),
           _mm256_blendv_ps(fill, a.high, _mm256_castsi256_ps(high))};
 }
+inline __m256i bits_of(__m256 a) { return _mm256_castps_si256(a); }
+inline __m256 of_bits(__m256i a) { return _mm256_castsi256_ps(a); }
+inline __m256 high_part(__m256 a) {
+  return of_bits(_mm256_and_si256(bits_of(a), _mm256_set1_epi32(static_cast<int>(0xFFFF0000u))));
+}
+inline __m256 low_part(__m256 a) { return of_bits(_mm256_slli_epi32(bits_of(a), 16)); }
+inline __m256 join_parts(__m256 high, __m256 low) {
+  return of_bits(_mm256_or_si256(bits_of(high), _mm256_srli_epi32(bits_of(low), 16)));
+}
+inline __m256 to_bf16(__m256 a) {
+  return high_part(of_bits(_mm256_add_epi32(bits_of(a), _mm256_set1_epi32(0x8000))));
+}
+inline __m256 zero_small(__m256 x, __m256 limit) {
+  const __m256 size = of_bits(_mm256_and_si256(bits_of(x), _mm256_set1_epi32(0x7FFFFFFF)));
+  return _mm256_andnot_ps(_mm256_cmp_ps(size, limit, _CMP_LT_OQ), x);
+}
+inline Vec high_part(Vec a) { return {high_part(a.low), high_part(a.high)}; }
+inline Vec low_part(Vec a) { return {low_part(a.low), low_part(a.high)}; }
+inline Vec join_parts(Vec high, Vec low) {
+  return {join_parts(high.low, low.low), join_parts(high.high, low.high)};
+}
+inline Vec to_bf16(Vec a) { return {to_bf16(a.low), to_bf16(a.high)}; }
+inline Vec zero_small(Vec x, float limit) {
+  return {zero_small(x.low, _mm256_set1_ps(limit)), zero_small(x.high, _mm256_set1_ps(limit))};
+}
 inline Vec load_half(const uint16_t* p) {
   return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
           _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 8)))};

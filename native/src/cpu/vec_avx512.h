@@ -46,6 +46,26 @@ inline Vec first_lanes(Vec a, int n, float other) {
   const auto keep = static_cast<__mmask16>((1u << count) - 1u);
   return _mm512_mask_blend_ps(keep, _mm512_set1_ps(other), a);
 }
+inline __m512i bits_of(Vec a) { return _mm512_castps_si512(a); }
+inline Vec of_bits(__m512i a) { return _mm512_castsi512_ps(a); }
+inline Vec high_part(Vec a) {
+  return of_bits(_mm512_and_si512(bits_of(a), _mm512_set1_epi32(static_cast<int>(0xFFFF0000u))));
+}
+inline Vec low_part(Vec a) { return of_bits(_mm512_slli_epi32(bits_of(a), 16)); }
+inline Vec join_parts(Vec high, Vec low) {
+  return of_bits(_mm512_or_si512(bits_of(high), _mm512_srli_epi32(bits_of(low), 16)));
+}
+inline Vec to_bf16(Vec a) {
+  return high_part(of_bits(_mm512_add_epi32(bits_of(a), _mm512_set1_epi32(0x8000))));
+}
+inline void store_high_parts(uint16_t* p, Vec a) {
+  const __m256i words = _mm512_cvtepi32_epi16(_mm512_srli_epi32(bits_of(a), 16));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), words);
+}
+inline Vec zero_small(Vec x, float limit) {
+  const __m512 size = of_bits(_mm512_and_si512(bits_of(x), _mm512_set1_epi32(0x7FFFFFFF)));
+  return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(size, set1(limit), _CMP_NLT_UQ), x);
+}
 inline Vec load_half(const uint16_t* p) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
@@ -69,6 +89,14 @@ inline Vec load_u4(const uint8_t* p) {
   const __m128i low = _mm_and_si128(bytes, nibble);
   const __m128i high = _mm_and_si128(_mm_srli_epi16(bytes, 4), nibble);
   return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_unpacklo_epi64(low, high)));
+}
+inline void load_two_u4(const uint8_t* p, Vec& first, Vec& second) {
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  const __m128i nibble = _mm_set1_epi8(15);
+  const __m128i low = _mm_and_si128(bytes, nibble);
+  const __m128i high = _mm_and_si128(_mm_srli_epi16(bytes, 4), nibble);
+  first = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_unpacklo_epi64(low, high)));
+  second = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_unpackhi_epi64(low, high)));
 }
 inline Vec load_u4_pairs(const uint8_t* p) {
   const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));

@@ -82,6 +82,34 @@ inline Vec first_lanes(Vec a, int n, float other) {
   for (int i = n < 0 ? 0 : n; i < 16; ++i) a.lane[i] = other;
   return a;
 }
+// bf16 is the upper half of a float: high_part() cuts a float to it and reads the one in the upper
+// half of a word, low_part() reads the one in the lower half, join_parts() puts two in a word, and
+// to_bf16() rounds to the nearest, ties away from zero.
+inline Vec high_part(Vec a) {
+  TINYLOOP_LANES a.lane[i] = bits_to_float(float_to_bits(a.lane[i]) & 0xFFFF0000u);
+  return a;
+}
+inline Vec low_part(Vec a) {
+  TINYLOOP_LANES a.lane[i] = bits_to_float(float_to_bits(a.lane[i]) << 16);
+  return a;
+}
+inline Vec join_parts(Vec high, Vec low) {
+  TINYLOOP_LANES high.lane[i] =
+      bits_to_float(float_to_bits(high.lane[i]) | (float_to_bits(low.lane[i]) >> 16));
+  return high;
+}
+inline Vec to_bf16(Vec a) {
+  TINYLOOP_LANES a.lane[i] = bits_to_float((float_to_bits(a.lane[i]) + 0x8000u) & 0xFFFF0000u);
+  return a;
+}
+inline void store_high_parts(uint16_t* p, Vec a) {
+  TINYLOOP_LANES p[i] = static_cast<uint16_t>(float_to_bits(a.lane[i]) >> 16);
+}
+// Lane by lane: |x| < limit ? 0 : x.
+inline Vec zero_small(Vec x, float limit) {
+  TINYLOOP_LANES x.lane[i] = std::fabs(x.lane[i]) < limit ? 0.0f : x.lane[i];
+  return x;
+}
 inline Vec load_half(const uint16_t* p) {
   Vec r;
   TINYLOOP_LANES r.lane[i] = half_to_float(p[i]);
@@ -106,6 +134,10 @@ inline Vec load_u4(const uint8_t* p) {
   for (int i = 0; i < 8; ++i) r.lane[i] = static_cast<float>(p[i] & 15);
   for (int i = 0; i < 8; ++i) r.lane[i + 8] = static_cast<float>(p[i] >> 4);
   return r;
+}
+inline void load_two_u4(const uint8_t* p, Vec& first, Vec& second) {
+  first = load_u4(p);
+  second = load_u4(p + 8);
 }
 // 16 codes of 4 bits side by side: the even lanes in the low nibbles.
 inline Vec load_u4_pairs(const uint8_t* p) {

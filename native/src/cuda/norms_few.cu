@@ -53,7 +53,7 @@ __device__ __forceinline__ float block_factor(const float4 (&x)[kPer], const Nor
 
 template <typename T, int kPer, bool kAdds, bool kGives>
 __global__ void __launch_bounds__(kThreads) few_kernel(const __grid_constant__ FewCall<T> c) {
-  __shared__ float4 shared[kAdds && kGives ? 2 : 1][kPer * kThreads];
+  __shared__ float4 shared[kPer * kThreads];
   const int64_t width = c.width;
   float4 add_weight[kPer], give_weight[kPer];
 #pragma unroll
@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(kThreads) few_kernel(const __grid_constant__ F
       x[i] = load_some(from, 4 * static_cast<int64_t>(i * kThreads + threadIdx.x), width,
                        branch_by_four);
     }
-    const float factor = block_factor<kPer>(x, c.norm, width, shared[0]);
+    const float factor = block_factor<kPer>(x, c.norm, width, shared);
 #pragma unroll
     for (int i = 0; i < kPer; ++i) {
       const float4 y = scaled(x[i], factor, add_weight[i]);
@@ -92,7 +92,8 @@ __global__ void __launch_bounds__(kThreads) few_kernel(const __grid_constant__ F
     }
   }
   if constexpr (kGives) {
-    const float factor = block_factor<kPer>(state, c.next, width, shared[kAdds ? 1 : 0]);
+    if constexpr (kAdds) __syncthreads();  // all have read the branch from it
+    const float factor = block_factor<kPer>(state, c.next, width, shared);
     T* to = c.out + r * c.out_stride;
     const bool out_by_four = loads_by_four(to);
 #pragma unroll

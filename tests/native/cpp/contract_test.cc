@@ -46,8 +46,12 @@ constexpr Setup kSetups[] = {
     {"fp16", "", NumericMode::kFp16},         {"fp16", "", NumericMode::kFp32},
     {"fp16", "portable", NumericMode::kFp16}, {"int8", "", NumericMode::kFp16},
     {"h_fp16", "", NumericMode::kFp16},       {"h_int8", "", NumericMode::kFp16},
-    {"h_int4", "", NumericMode::kFp16},
+    {"h_int4", "", NumericMode::kFp16},       {"fp16", "", NumericMode::kBf16},
 };
+
+const char* name_of(NumericMode mode) {
+  return mode == NumericMode::kFp16 ? "fp16" : mode == NumericMode::kBf16 ? "bf16" : "fp32";
+}
 
 std::string where;  // model and setup of the checks that run
 int broken = 0;
@@ -434,7 +438,7 @@ int main(int argc, char** argv) {
     check_damaged_files(path, argv[1]);
     for (const Setup& setup : kSetups) {
       where = path + ", " + setup.cache_mode + ", isa '" + setup.cpu_isa + "', " +
-              (setup.numeric_mode == NumericMode::kFp16 ? "fp16" : "fp32");
+              name_of(setup.numeric_mode);
       check_setup(path, setup);
     }
   }
