@@ -281,7 +281,7 @@ void bind_model(py::module_& m) {
       .def("__exit__", [](PyModel& p, const py::args&) { p.close(); });
   py::module_::import("atexit").attr("register")(py::cpp_function(&wait_for_calls));
   m.def("load_model", &load, "path"_a, py::kw_only(), "digest"_a, "options"_a);
-  m.attr("has_cuda") = has_cuda_backend();
+  m.def("has_cuda", &has_cuda_backend);
   m.def("devices", &devices);
   m.def("plan", &plan, "path"_a, "options"_a, "depth"_a, "prefix_length"_a);
 }

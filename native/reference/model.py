@@ -63,10 +63,17 @@ class Reference:
         cache_mode: str = "fp16",
         state_init: str | None = None,
         state_seed: int = 0,
+        half_matrices: bool = False,
     ) -> Reference:
-        """The weights of a model file, dequantized."""
+        """The weights of a model file, dequantized; half_matrices: and the matrices rounded to float16, which is
+        what a GPU multiplies."""
         header = read_header(path)
         tensors = {entry.name: read_tensor(path, header, entry.name) for entry in header.tensors}
+        if half_matrices:
+            tensors = {
+                name: values.astype(np.float16).astype(np.float32) if values.ndim == 2 else values
+                for name, values in tensors.items()
+            }
         return cls(
             header.descriptor,
             tensors,

@@ -56,10 +56,12 @@ class Layer {
     own_.keys = keys_.data();
     own_.values = values_.data();
     own_.end = rows;
+    ChunkWork work;
     for (int64_t row = 0; row < rows; row += backend.attention_rows(kHeads)) {
       const int64_t n = std::min(backend.attention_rows(kHeads), rows - row);
-      chunks_.push_back({&none_, 0, {{row, n, row, 0, own_}}, n});
+      work.attention.push_back({&none_, 0, {{row, n, row, 0, own_}}, n});
     }
+    plan_ = backend.plan_chunk(std::move(work));
     for (int64_t row = 0; row < rows; ++row) {
       indices_.push_back(static_cast<int32_t>(row));
     }
@@ -80,9 +82,9 @@ class Layer {
     say("rotate", kLayers,
         [&] { backend_.prepare_heads(qkv_.from(), rope_.data(), rows_, kHeads, {}); });
     say("store", kLayers,
-        [&] { backend_.store_kv(qkv_.from(), kHeads, {{0, rows_, 0, own_}}, 0); });
+        [&] { backend_.store_kv(qkv_.from(), kHeads, KvRun{0, rows_, 0, own_}, 0); });
     say("attention", kLayers,
-        [&] { backend_.attention(chunks_, kHeads, 0, qkv_.from(), mixed_.from()); });
+        [&] { backend_.attention(*plan_, kHeads, 0, qkv_.from(), mixed_.from()); });
     std::vector<float> sum = state_;
     say("o", kLayers, [&] { backend_.linear_add(mixed_.from(), rows_, *o_, sum.data()); });
     say("gate_up", kLayers,
@@ -114,7 +116,7 @@ class Layer {
   std::unique_ptr<Weight> qkv_weight_, o_, up_, down_, head_;
   KvSegment own_;
   std::vector<KvSegment> none_;
-  std::vector<AttentionChunk> chunks_;
+  std::unique_ptr<ChunkPlan> plan_;
   std::vector<int32_t> indices_;
 };
 
@@ -127,7 +129,7 @@ void measure(const std::string& choice, int threads, int64_t rows) {
     const auto backend =
         make_cpu_backend(isa, threads, split ? NumericMode::kBf16 : NumericMode::kFp16);
     const auto account = std::make_shared<Account>(0);
-    backend->allocate_workspace({kFfn, kVocab, 64}, *account);
+    backend->allocate_workspace({kFfn, 2 * kFfn, kVocab, kWidth, 9, 3, 64, rows, rows}, *account);
     Layer(*backend, rows).measure(label.c_str());
   } catch (const LoadError& error) {
     std::printf("{\"case\": \"%s\", \"unavailable\": \"%s\"}\n", label.c_str(), error.what());

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,15 @@ from tinyloop.native.format import write_model
 from tinyloop.native.records import Value
 
 VOCAB = 61  # of the tiny models
+ON_GPU = os.environ.get("TINYLOOP_DEVICE", "cpu") != "cpu"
+# What the engine rounds the size of a block up to: a cache line, or what a GPU's kernels want.
+ALIGNMENT = 256 if ON_GPU else 64
+# The modes of the product on the device that the tests run on.
+NUMERIC_MODES = ("fp16",) if ON_GPU else ("fp16", "bf16")
+
+
+def rounded(n_bytes: int) -> int:
+    return -(-n_bytes // ALIGNMENT) * ALIGNMENT
 
 
 def write_calm(

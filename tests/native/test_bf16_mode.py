@@ -9,6 +9,8 @@ import pytest
 from engine_cases import random_ids, write_calm
 from tinyloop.native import GenerateRequest, LoadError, load_model
 
+pytestmark = pytest.mark.cpu
+
 DEPTH = 4
 
 

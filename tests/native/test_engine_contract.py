@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import tinyloop.native._core as core
 import tinyloop.native.engine as engine
-from engine_cases import random_ids, score_items, write_calm, write_overflowing
+from engine_cases import random_ids, rounded, score_items, write_calm, write_overflowing
 from tinyloop.native import (
     ClosedHandleError,
     ConcurrentUseError,
@@ -119,10 +119,12 @@ def test_flipped_header_bytes_with_a_right_checksum_never_crash(path: Path, tmp_
         ({"max_seq_len": 257}, "max_seq_len=257"),
         ({"prefill_chunk": -1}, "prefill_chunk=-1"),
         ({"prefill_chunk": 65}, "prefill_chunk=65"),
-        ({"device": "cuda"}, "device='cuda'"),
+        ({"device": "tpu"}, "device='tpu'"),
+        ({"device": "cuda:x"}, "device='cuda:x'"),
         ({"cache_mode": "int3"}, "cache_mode='int3'"),
-        ({"fp16_cache": "all"}, "fp16_cache='all'"),
-        ({"cpu_isa": "neon"}, "'neon'"),
+        ({"device": "cpu", "fp16_cache": "all"}, "fp16_cache='all'"),
+        ({"fp16_cache": "some"}, "fp16_cache='some'"),
+        pytest.param({"cpu_isa": "neon"}, "'neon'", marks=pytest.mark.cpu),
         ({"numeric_mode": "fp8"}, "numeric_mode='fp8'"),
         ({"threads": 0}, "threads=0"),
         ({"budget_bytes": 0}, "budget_bytes=0"),
@@ -191,7 +193,7 @@ def test_text_that_is_no_unicode_is_a_load_error(path: Path) -> None:
         ("TINYLOOP_DEVICE", "tpu"),
         ("TINYLOOP_KV", "int2"),
         ("TINYLOOP_FP16_CACHE", "some"),
-        ("TINYLOOP_CPU_ISA", "mmx"),
+        pytest.param("TINYLOOP_CPU_ISA", "mmx", marks=pytest.mark.cpu),
     ],
 )
 def test_environment_switches_are_read_and_keywords_win(
@@ -224,7 +226,7 @@ def test_usage_is_the_sum_of_its_owners_and_returns_to_the_start(model: Model) -
         planes = 2 * 4  # layers x loops
         keys_and_values = 2 * planes * handle.own_length * 64 * 2  # FP16
         states = handle.own_length * 48 * 4 if handle.upgradable else 0  # FP32
-        assert handle.bytes == sum(-(-part // 64) * 64 for part in (keys_and_values, states))
+        assert handle.bytes == sum(rounded(part) for part in (keys_and_values, states))
         expected += handle.bytes
     assert model.vram_usage_bytes == start + expected == sum(model.memory_report().values())
     model.score_tokens(random_ids(60))
@@ -547,6 +549,7 @@ def test_a_token_that_overflows_leaves_the_rows_before_it_alone(
         assert np.array_equal(whole[: place - 1], model.score_tokens(ids[:place]))
 
 
+@pytest.mark.cpu
 def test_threads_that_the_system_refuses_are_a_load_error(path: Path) -> None:
     """Under a small address space the system stops giving threads: the load must fail, not hang."""
     script = (

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engine_cases import parts, random_ids, score_items, write_calm
+from engine_cases import NUMERIC_MODES, parts, random_ids, score_items, write_calm
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -29,8 +29,7 @@ CAUSAL = [
     ("loop_range", "int8"),
     ("huginn", "h_fp16"),
     ("retrofit_olmo", "h_int4"),
-    ("ouro", "fp16", "bf16"),
-    ("loop_range", "h_int8", "bf16"),
+    *[("ouro", "fp16", numbers) for numbers in NUMERIC_MODES[1:]],
 ]
 PREFIX_LM = [("hrm_text", "int8"), ("hrm_text", "h_int8")]
 
@@ -148,6 +147,7 @@ def test_row_budget_changes_passes_and_not_bits(case: Case, model: Model) -> Non
 # ---- machines ------------------------------------------------------------------------------------
 
 
+@pytest.mark.cpu
 @everywhere
 def test_thread_count_does_not_matter(case: Case, model: Model) -> None:
     ids = random_ids(400)
@@ -156,6 +156,7 @@ def test_thread_count_does_not_matter(case: Case, model: Model) -> None:
             assert np.array_equal(model.score_tokens(ids), other.score_tokens(ids))
 
 
+@pytest.mark.cpu
 @everywhere
 def test_every_instruction_set_here_gives_the_same_bits(case: Case, model: Model) -> None:
     flags = Path("/proc/cpuinfo").read_text().split()

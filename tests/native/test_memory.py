@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engine_cases import random_ids, write_calm
+from engine_cases import random_ids, rounded, write_calm
 from stateful_cases import (
     KINDS,
     MODES,
@@ -65,6 +65,7 @@ def count(counter: Path, command: str, family: str, mode: str, *arguments: str) 
     return done.stdout
 
 
+@pytest.mark.cpu  # the outside count is of the process's own memory
 @pytest.mark.parametrize(
     ("family", "mode", "seed"),
     [("ouro", "fp16", 1), ("huginn", "int8", 2), ("loop_range", "h_int4", 3), ("hrm_text", "h_int8", 4)],
@@ -74,6 +75,7 @@ def test_the_books_are_right_along_a_random_life(counter: Path, family: str, mod
     count(counter, "walk", family, mode, "500", str(seed))
 
 
+@pytest.mark.cpu  # the outside count is of the process's own memory
 @pytest.mark.parametrize("mode", ["int8", "h_int4"])
 @pytest.mark.parametrize("family", KINDS)
 def test_a_load_that_fails_at_any_allocation_keeps_nothing(counter: Path, family: str, mode: str) -> None:
@@ -81,10 +83,12 @@ def test_a_load_that_fails_at_any_allocation_keeps_nothing(counter: Path, family
     assert failures > 8 * int(FAMILIES[family]["n_layers"])  # type: ignore[call-overload]
 
 
+@pytest.mark.cpu  # the outside count is of the process's own memory
 def test_nothing_is_held_after_the_last_of_any_order(counter: Path) -> None:
     count(counter, "orders", "ouro", "h_int4")
 
 
+@pytest.mark.cpu  # the outside count is of the process's own memory
 @pytest.mark.parametrize("mode", ["fp16", "h_int8"])
 def test_scoring_allocates_nothing_once_warm(counter: Path, mode: str) -> None:
     count(counter, "steady", "ouro", mode)
@@ -229,7 +233,7 @@ def test_bytes_of_handles_are_what_the_model_holds_for_them(family: str, mode: s
         assert report["resume"] == handle.bytes + plain.bytes
         assert model.vram_usage_bytes == start + prefix.bytes + handle.bytes + plain.bytes
         states = 2 if model.descriptor["n_low"] or model.descriptor["inject"] == "linear" else 1
-        assert plain.bytes == -(-states * 49 * 48 * 4 // 64) * 64
+        assert plain.bytes == rounded(states * 49 * 48 * 4)
         size, plain_size = handle.bytes, plain.bytes
         model.upgrade([handle, plain], 4)
         assert plain.bytes == plain_size
@@ -262,6 +266,7 @@ def test_what_the_model_cannot_hold_is_not_planned(
         plan(path, max_seq_len=64, depth=depth, prefix_length=prefix_length)
 
 
+@pytest.mark.cpu  # sizes for planning pools, by the cache line
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_sizes_from_the_descriptor_are_those_of_the_plan(family: str, mode: str) -> None:
