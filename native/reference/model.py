@@ -65,8 +65,10 @@ class Reference:
         state_seed: int = 0,
         half_matrices: bool = False,
     ) -> Reference:
-        """The weights of a model file, dequantized; half_matrices: and the matrices rounded to float16, which is
-        what a GPU multiplies."""
+        """The weights of a model file, dequantized.
+
+        half_matrices: and the matrices rounded to float16, which is what a GPU multiplies.
+        """
         header = read_header(path)
         tensors = {entry.name: read_tensor(path, header, entry.name) for entry in header.tensors}
         if half_matrices:

@@ -71,7 +71,7 @@ def test_sum_over_a_text_of_512_tokens_stays_near_the_reference() -> None:
     path = default_model_path()
     text = (Path(__file__).parents[2] / "LICENSE").read_text()
     ids = np.array(load_tokenizer(read_header(path)).encode(text).ids[:513], np.int32)
-    # The matrices are the reference's: rounding them moves the sum by 0.36 here, whatever is computed from them.
+    # A GPU's matrices are rounded to FP16, which moves the sum by 0.36 here, whatever computes it.
     expected = Reference.load(path, half_matrices=ON_GPU).logprobs(ids, 4)
     limits: dict[Any, float] = {"fp16": FP16_SUM_512, "bf16": BF16_SUM_512}
     for mode in NUMERIC_MODES:
