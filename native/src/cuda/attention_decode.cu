@@ -276,7 +276,7 @@ struct DecodeBlock {
   // Tiles [begin, end) of positions, the keys below `keys`.
   __device__ __forceinline__ void run(const Prefix& prefix, const AttentionPiece& piece, int begin,
                                       int end, int keys) {
-    Source own = source_of(piece.own, place);
+    const Source own = source_of(piece.own, place);
     uint32_t q[kDim / 16][4];
     load_queries(piece.row, q);
     State state;
@@ -289,8 +289,7 @@ struct DecodeBlock {
       if (tile < end) {
         const int limit = min(tile + kTile, keys);
         const int first = seek(shared.window, cursor, prefix, tile, place);
-        coming = copier.start(shared.buffers[stage], shared.window, first,
-                              limit > prefix.end ? &own : nullptr, tile, limit);
+        coming = copier.start(shared.buffers[stage], shared.window, first, own, tile, limit);
       }
       if (tile > begin) {
         const int before = tile - kTile;

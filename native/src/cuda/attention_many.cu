@@ -200,50 +200,8 @@ __device__ __forceinline__ void scale_weights(const float* scales, Scores<kDim>&
 
 // ---- values -------------------------------------------------------------------------------------
 
-// Keeps the keys below `seen` of a fragment's register that begins with key `key`.
-__device__ __forceinline__ uint32_t seen_values(uint32_t pair, int key, int seen) {
-  return key + 1 < seen ? pair : key < seen ? pair & 0xFFFFu : 0u;
-}
-
-// A weight of 0 does not keep out a value that is no number. Where a product is none, it is made
-// again for each row alone, of the keys that the row sees. Rare: a sequence broken by NaN, whose
-// last tile is read with rows before it.
 template <int kDim>
-__device__ __noinline__ void multiply_seen(uint32_t values, const uint32_t (&p)[kTile / 16][4],
-                                           int seen_low, int seen_high, float (&o)[2][4]) {
-  constexpr int kStride = kRowStride<kDim> * 2;
-  const int lane = threadIdx.x % 32, key = lane % 4 * 2;
-  for (int row = 0; row < 16; ++row) {
-    const int seen = __shfl_sync(0xFFFFFFFFu, row < 8 ? seen_low : seen_high, row % 8 * 4);
-    float own[2][4] = {};
-#pragma unroll
-    for (int k = 0; k < kTile / 16; ++k) {
-      uint32_t b[4];
-      load_matrices_transposed(b, values + k * 16 * kStride);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) b[i] = seen_values(b[i], k * 16 + i % 2 * 8 + key, seen);
-      multiply(own[0], p[k], b[0], b[1]);
-      multiply(own[1], p[k], b[2], b[3]);
-    }
-    if (lane / 4 != row % 8) continue;
-#pragma unroll
-    for (int n = 0; n < 2; ++n) {
-      if (row < 8) {
-        o[n][0] = own[n][0];
-        o[n][1] = own[n][1];
-      } else {
-        o[n][2] = own[n][2];
-        o[n][3] = own[n][3];
-      }
-    }
-  }
-}
-
-__device__ __forceinline__ bool is_finite(float x) { return fabsf(x) <= 3.402823466e38f; }
-
-template <int kDim, bool kMasked>
 __device__ __forceinline__ void add_values(uint32_t values, const Weights<kDim>& p,
-                                           const Seen<kDim>& seen,
                                            const Merge (&merge)[kRowTiles<kDim>][2],
                                            WarpState<kDim>& state) {
   constexpr int kStride = kRowStride<kDim> * 2;
@@ -262,14 +220,6 @@ __device__ __forceinline__ void add_values(uint32_t values, const Weights<kDim>&
     }
 #pragma unroll
     for (int t = 0; t < kRowTiles<kDim>; ++t) {
-      if constexpr (kMasked) {
-        bool finite = true;
-#pragma unroll
-        for (int i = 0; i < 8; ++i) finite &= is_finite(o[t][i / 4][i % 4]);
-        if (__any_sync(0xFFFFFFFFu, !finite)) {
-          multiply_seen<kDim>(values + c * 32, p[t], seen.keys[t][0], seen.keys[t][1], o[t]);
-        }
-      }
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
 #pragma unroll
@@ -378,8 +328,7 @@ struct ManyBlock {
       own.end = piece.end;
       own.aligned = piece.aligned;
     }
-    return copier.start(shared.buffers[stage], shared.window, first,
-                        step.piece >= 0 ? &own : nullptr, step.tile, step.limit);
+    return copier.start(shared.buffers[stage], shared.window, first, own, step.tile, step.limit);
   }
 
   __device__ __forceinline__ Step piece_step(int piece, int tile) const {
@@ -401,26 +350,35 @@ struct ManyBlock {
     return true;
   }
 
+  // Whether some row of the step's piece sees a part of the tile only.
+  __device__ __forceinline__ bool cuts_rows(const Step& step) const {
+    if (step.piece < 0) return false;
+    const OwnKeys& piece = shared.pieces[step.piece];
+    return keys_seen(piece, piece.first_row, step.tile) < step.limit - step.tile;
+  }
+
   enum class View { kNone, kSome, kAll };
-  // What this warp's vectors see of a step's tile.
-  __device__ __forceinline__ View view(const Step& step, const int (&rows)[kTiles][2],
-                                       Seen<kDim>& seen) const {
-    const int first = warp() * kWarpVectors / work.group;
-    const int last = min((warp() * kWarpVectors + kWarpVectors - 1) / work.group, work.rows - 1);
+  // What this warp's vectors see of a step's tile. only: 0, or how many keys those rows see that
+  // the tile is folded for.
+  __device__ __forceinline__ View view(const Step& step, int only, Seen<kDim>& seen) const {
+    const int first_vector = warp() * kWarpVectors;
+    const int first = first_vector / work.group;
+    const int last = min((first_vector + kWarpVectors - 1) / work.group, work.rows - 1);
     if (first > last) return View::kNone;
     if (step.piece < 0) return View::kAll;
     const OwnKeys& piece = shared.pieces[step.piece];
     const int low = max(first, static_cast<int>(piece.first_row));
     const int high = min(last, piece.first_row + piece.rows - 1);
     if (low > high || keys_seen(piece, high, step.tile) <= 0) return View::kNone;
-    if (low == first && high == last && keys_seen(piece, low, step.tile) >= kTile) {
+    if (only == 0 && low == first && high == last && keys_seen(piece, low, step.tile) >= kTile) {
       return View::kAll;
     }
 #pragma unroll
     for (int i = 0; i < 2 * kTiles; ++i) {
-      const int row = rows[i / 2][i % 2];
-      seen.keys[i / 2][i % 2] =
-          row >= low && row <= high ? keys_seen(piece, row, step.tile) : 0;
+      const int row = (first_vector + i * 8 + lane() / 4) / work.group;
+      int keys = 0;
+      if (row >= low && row <= high) keys = min(keys_seen(piece, row, step.tile), kTile);
+      seen.keys[i / 2][i % 2] = only == 0 || keys == only ? keys : 0;
     }
     return View::kSome;
   }
@@ -449,34 +407,31 @@ struct ManyBlock {
       scale_weights<kDim>(buffer.value_scales + l % 4 * 2, s);
       round_weights<kDim>(s, p);
     }
-    if (view == View::kSome) {
-      add_values<kDim, true>(values, p, seen, merge, state);
-    } else {
-      add_values<kDim, false>(values, p, seen, merge, state);
-    }
+    add_values<kDim>(values, p, merge, state);
   }
 
   __device__ __forceinline__ void run(WarpState<kDim>& state) {
-    int rows[kTiles][2];
 #pragma unroll
-    for (int i = 0; i < 2 * kTiles; ++i) {
-      const int vector = warp() * kWarpVectors + i / 2 * 16 + i % 2 * 8 + lane() / 4;
-      rows[i / 2][i % 2] = vector / work.group;
-      state.maximum[i / 2][i % 2] = minus_infinity();
-    }
+    for (int i = 0; i < 2 * kTiles; ++i) state.maximum[i / 2][i % 2] = minus_infinity();
     const float c = score_factor(work.place.head_dim);
     Cursor cursor;
     Step now = {}, next = first_step();
     Arriving came, coming;
     bool begun = false, more = true;
+    int only = 0;
     for (int stage = 0;; stage ^= 1) {
       if (more) coming = start_tile(stage, next, cursor);
-      if (begun) {
+      while (begun) {
         Seen<kDim> seen;
-        const View seen_by_warp = view(now, rows, seen);
+        const View seen_by_warp = view(now, only, seen);
         if (seen_by_warp != View::kNone) {
           fold(stage ^ 1, came.scaled, seen_by_warp, seen, c, state);
         }
+        if (only <= 1) break;
+        --only;
+        __syncthreads();
+        copier.clear_value(shared.buffers[stage ^ 1], only);
+        __syncthreads();
       }
       if (!more) return;
       now = next;
@@ -485,7 +440,14 @@ struct ManyBlock {
       more = advance(next);
       wait_for_copies<0>();
       copier.finish(shared.buffers[stage], came);
-      __syncthreads();
+      only = 0;
+      if (!cuts_rows(now)) {
+        __syncthreads();
+      } else if (__syncthreads_or(copier.has_broken_values(shared.buffers[stage]))) {
+        // A weight of 0 does not keep out a value that is no number. So the tile is folded for the
+        // rows that see all of its keys, then, without its last key, for those that see one less.
+        only = now.limit - now.tile;
+      }
     }
   }
 

@@ -239,18 +239,18 @@ struct TileCopier {
     }
   }
 
-  // The tile's keys below `limit`: those of the window from source `first` on, then `own`.
+  // The tile's keys below `limit`: those of the window from source `first` on, then `own`,
+  // which may be empty.
   __device__ __forceinline__ Arriving start(Buffer& to, const Window& window, int first,
-                                            const Source* own, int tile, int limit) const {
+                                            const Source& own, int tile, int limit) const {
     Arriving arriving;
     if (limit < tile + kTile) clear_rows(to, tile, limit);
     int i = first;
     while (true) {
       const bool shared = i < window.count && window.sources[i].begin < limit;
-      const Source* source = shared ? &window.sources[i] : own;
-      if (source == nullptr) break;
-      const int begin = max(source->begin - tile, 0), end = min(source->end, limit) - tile;
-      if (begin < end) start_rows(to, *source, tile, begin, end, arriving);
+      const Source source = shared ? window.sources[i] : own;
+      const int begin = max(source.begin - tile, 0), end = min(source.end, limit) - tile;
+      if (begin < end) start_rows(to, source, tile, begin, end, arriving);
       if (!shared) break;
       ++i;
     }
@@ -273,6 +273,27 @@ struct TileCopier {
       expand(to.values + offset(i));
     }
   }
+  // Whether this thread's part of the values holds what is no number.
+  __device__ __forceinline__ bool has_broken_values(const Buffer& buffer) const {
+    if (kLanes != kChunks && chunk() >= kChunks) return false;
+    uint32_t broken = 0;
+#pragma unroll
+    for (int i = 0; i < kPasses; ++i) {
+      const uint4 x = *reinterpret_cast<const uint4*>(buffer.values + offset(i));
+      broken |= broken_halves(x.x) | broken_halves(x.y) | broken_halves(x.z) | broken_halves(x.w);
+    }
+    return broken != 0;
+  }
+  // An exponent of ones carries into the sign.
+  static __device__ __forceinline__ uint32_t broken_halves(uint32_t pair) {
+    return ((pair & 0x7C007C00u) + 0x04000400u) & 0x80008000u;
+  }
+  __device__ __forceinline__ void clear_value(Buffer& buffer, int key) const {
+    if (threadIdx.x >= kChunks) return;
+    *reinterpret_cast<uint4*>(buffer.values + key * kRowStride<kDim> + threadIdx.x * 8) =
+        uint4{0, 0, 0, 0};
+  }
+
   static __device__ __forceinline__ void expand(__half* chunk) {
     const uint2 codes = *reinterpret_cast<const uint2*>(chunk);
     const uint2 low = halves_of_codes(codes.x), high = halves_of_codes(codes.y);
