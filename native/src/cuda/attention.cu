@@ -1,9 +1,8 @@
 // Which kernel attends, and how many thread blocks share a sequence.
-#include "cuda/attention.h"
-
 #include <algorithm>
 #include <string>
 
+#include "cuda/attention.h"
 #include "cuda/attention_kernels.h"
 #include "cuda/check.h"
 #include "tinyloop/errors.h"
@@ -55,8 +54,8 @@ int64_t attention_rows(const HeadShape& shape) {
 size_t attention_scratch_bytes(const HeadShape& shape, int64_t max_decode_items,
                                int64_t max_spans) {
   // Only as many items as leave room on the device are split at all.
-  int64_t items = std::min(max_decode_items,
-                           kMostProcessors * kBlocksPerProcessor / (2 * shape.n_kv_heads));
+  int64_t items =
+      std::min(max_decode_items, kMostProcessors * kBlocksPerProcessor / (2 * shape.n_kv_heads));
   if (max_spans <= 1 || group_of(shape) > kDecodeVectors) items = 0;
   return static_cast<size_t>(items * shape.n_q_heads * max_spans) * partial_bytes(shape);
 }

@@ -19,12 +19,21 @@ struct OwnKeys {
   const uint8_t* keys;
   const uint8_t* values;
   const __half* scales;
-  int row;       // the pass's
-  int position;  // of the first row; where all rows see the same keys, `end`
-  int end;       // of the keys that the last row sees
+  int row;            // the pass's
+  int position;       // of the first row; where all rows see the same keys, `end`
+  int end;            // of the keys that the last row sees
   uint8_t first_row;  // the item's
   uint8_t rows;
   bool aligned;
+};
+
+// What all threads of a block know; it lies in shared memory to keep registers free.
+struct Work {
+  HeadPlace place;
+  Prefix prefix;
+  int shared;  // end of the tiles that the whole item sees
+  int rows, pieces, group;
+  float c;  // score_factor()
 };
 
 template <int kDim>
@@ -35,6 +44,7 @@ struct ManyShared {
   OwnKeys pieces[kBlockVectors];
   int rows[kBlockVectors];  // the pass's row of each row of the item
   int warp_rows[kBlockVectors / 32];
+  Work work;
 };
 
 // A tile that is folded next: of piece `piece`, or with -1 of the whole item.
@@ -48,14 +58,6 @@ struct Step {
 __device__ __forceinline__ int keys_seen(const OwnKeys& piece, int item_row, int tile) {
   return min(piece.position + item_row - piece.first_row + 1, piece.end) - tile;
 }
-
-// What all threads of a block know.
-struct Work {
-  HeadPlace place;
-  Prefix prefix;
-  int shared;  // end of the tiles that the whole item sees
-  int rows, pieces, group;
-};
 
 // ---- what a warp has of its query vectors -------------------------------------------------------
 
@@ -130,10 +132,11 @@ __device__ __forceinline__ void mask_scores(const Seen<kDim>& seen, Scores<kDim>
   }
 }
 
-// Scores become weights (in FP32), and the state's maxima move.
+// The state's maxima move. subtracted: what each vector's scores are compared with.
 template <int kDim>
-__device__ __forceinline__ void weigh_scores(float c, Scores<kDim>& s, WarpState<kDim>& state,
-                                             Merge (&merge)[kRowTiles<kDim>][2]) {
+__device__ __forceinline__ void find_tops(float c, const Scores<kDim>& s, WarpState<kDim>& state,
+                                          float (&subtracted)[kRowTiles<kDim>][2],
+                                          Merge (&merge)[kRowTiles<kDim>][2]) {
 #pragma unroll
   for (int t = 0; t < kRowTiles<kDim>; ++t) {
 #pragma unroll
@@ -144,56 +147,51 @@ __device__ __forceinline__ void weigh_scores(float c, Scores<kDim>& s, WarpState
         largest = fmaxf(largest, fmaxf(s[t][n][2 * h], s[t][n][2 * h + 1]));
       }
       const float top = tile_top(row_max(largest), c);
-      const float subtracted = subtrahend(top);
-#pragma unroll
-      for (int n = 0; n < kTile / 8; ++n) {
-        s[t][n][2 * h] = softmax_weight(s[t][n][2 * h], c, subtracted);
-        s[t][n][2 * h + 1] = softmax_weight(s[t][n][2 * h + 1], c, subtracted);
-      }
+      subtracted[t][h] = subtrahend(top);
       merge[t][h] = merge_top(state.maximum[t][h], top);
     }
   }
 }
 
-template <int kDim>
-__device__ __forceinline__ void round_weights(const Scores<kDim>& s, Weights<kDim>& p) {
-#pragma unroll
-  for (int t = 0; t < kRowTiles<kDim>; ++t) {
-#pragma unroll
-    for (int k = 0; k < kTile / 16; ++k) {
-      p[t][k][0] = pack_halves(s[t][2 * k][0], s[t][2 * k][1]);
-      p[t][k][1] = pack_halves(s[t][2 * k][2], s[t][2 * k][3]);
-      p[t][k][2] = pack_halves(s[t][2 * k + 1][0], s[t][2 * k + 1][1]);
-      p[t][k][3] = pack_halves(s[t][2 * k + 1][2], s[t][2 * k + 1][3]);
-    }
-  }
+__device__ __forceinline__ void round_weights(const float (&low)[4], const float (&high)[4],
+                                              uint32_t (&p)[4]) {
+  p[0] = pack_halves(low[0], low[1]);
+  p[1] = pack_halves(low[2], low[3]);
+  p[2] = pack_halves(high[0], high[1]);
+  p[3] = pack_halves(high[2], high[3]);
 }
 
-template <int kDim>
-__device__ __forceinline__ void add_sums(const Weights<kDim>& p,
-                                         const Merge (&merge)[kRowTiles<kDim>][2],
-                                         WarpState<kDim>& state) {
-#pragma unroll
-  for (int t = 0; t < kRowTiles<kDim>; ++t) {
-    float sum[4] = {};
-#pragma unroll
-    for (int k = 0; k < kTile / 16; ++k) multiply(sum, p[t][k], kHalfOnes, kHalfOnes);
-    state.sum[t][0] = merged(state.sum[t][0], sum[0], merge[t][0]);
-    state.sum[t][1] = merged(state.sum[t][1], sum[2], merge[t][1]);
-  }
+__device__ __forceinline__ void scale_weights(float2 scale, float (&w)[4]) {
+  w[0] = scaled_weight(w[0], scale.x);
+  w[1] = scaled_weight(w[1], scale.y);
+  w[2] = scaled_weight(w[2], scale.x);
+  w[3] = scaled_weight(w[3], scale.y);
 }
 
-template <int kDim>
-__device__ __forceinline__ void scale_weights(const float* scales, Scores<kDim>& s) {
+// Scores become weights of the values, and their sums. 16 keys after 16 keys, so that registers of
+// scores become free early. scales: of the values, from the lane's first key on.
+template <int kDim, bool kScaled>
+__device__ __forceinline__ void weigh(float c, const float (&subtracted)[kRowTiles<kDim>][2],
+                                      const float* scales, Scores<kDim>& s, Weights<kDim>& p,
+                                      float (&sums)[kRowTiles<kDim>][4]) {
 #pragma unroll
-  for (int n = 0; n < kTile / 8; ++n) {
-    const float2 scale = *reinterpret_cast<const float2*>(scales + n * 8);
+  for (int k = 0; k < kTile / 16; ++k) {
 #pragma unroll
     for (int t = 0; t < kRowTiles<kDim>; ++t) {
-      s[t][n][0] = scaled_weight(s[t][n][0], scale.x);
-      s[t][n][1] = scaled_weight(s[t][n][1], scale.y);
-      s[t][n][2] = scaled_weight(s[t][n][2], scale.x);
-      s[t][n][3] = scaled_weight(s[t][n][3], scale.y);
+      float (&low)[4] = s[t][2 * k];
+      float (&high)[4] = s[t][2 * k + 1];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        low[i] = softmax_weight(low[i], c, subtracted[t][i / 2]);
+        high[i] = softmax_weight(high[i], c, subtracted[t][i / 2]);
+      }
+      round_weights(low, high, p[t][k]);
+      multiply(sums[t], p[t][k], kHalfOnes, kHalfOnes);
+      if constexpr (kScaled) {
+        scale_weights(*reinterpret_cast<const float2*>(scales + k * 16), low);
+        scale_weights(*reinterpret_cast<const float2*>(scales + k * 16 + 8), high);
+        round_weights(low, high, p[t][k]);
+      }
     }
   }
 }
@@ -208,6 +206,8 @@ __device__ __forceinline__ void add_values(uint32_t values, const Weights<kDim>&
 #pragma unroll
   for (int c = 0; c < kDim / 16; ++c) {
     float o[kRowTiles<kDim>][2][4] = {};
+    // Else the compiler loads ahead more than there are registers for.
+    if (c % 2 == 0) __syncwarp();
 #pragma unroll
     for (int k = 0; k < kTile / 16; ++k) {
       uint32_t b[4];
@@ -242,7 +242,7 @@ struct ManyBlock {
   static constexpr int kWarpVectors = 16 * kTiles;
 
   Shared& shared;
-  Work work;
+  const Work& work;  // shared's
   Copier copier;
 
   __device__ __forceinline__ static int warp() { return threadIdx.x / 32; }
@@ -384,28 +384,31 @@ struct ManyBlock {
   }
 
   __device__ __forceinline__ void fold(int stage, bool scaled, View view, const Seen<kDim>& seen,
-                                       float c, WarpState<kDim>& state) const {
+                                       WarpState<kDim>& state) const {
     const TileBuffer<kDim>& buffer = shared.buffers[stage];
     const int l = lane();
-    const uint32_t queries =
-        shared_address(shared.queries + (warp() * kWarpVectors + l % 16) * kRowStride<kDim> +
-                       l / 16 * 8);
+    const uint32_t queries = shared_address(
+        shared.queries + (warp() * kWarpVectors + l % 16) * kRowStride<kDim> + l / 16 * 8);
     const uint32_t keys =
         shared_address(buffer.keys + (l % 8 + l / 16 * 8) * kRowStride<kDim> + l / 8 % 2 * 8);
-    const uint32_t values =
-        shared_address(buffer.values + l % 16 * kRowStride<kDim> + l / 16 * 8);
+    const uint32_t values = shared_address(buffer.values + l % 16 * kRowStride<kDim> + l / 16 * 8);
     Scores<kDim> s = {};
     score_tile<kDim>(queries, keys, s);
     if (scaled) scale_scores<kDim>(buffer.key_scales + l % 4 * 2, s);
     if (view == View::kSome) mask_scores<kDim>(seen, s);
+    float subtracted[kTiles][2], sums[kTiles][4] = {};
     Merge merge[kTiles][2];
-    weigh_scores<kDim>(c, s, state, merge);
+    find_tops<kDim>(work.c, s, state, subtracted, merge);
     Weights<kDim> p;
-    round_weights<kDim>(s, p);
-    add_sums<kDim>(p, merge, state);
     if (scaled) {
-      scale_weights<kDim>(buffer.value_scales + l % 4 * 2, s);
-      round_weights<kDim>(s, p);
+      weigh<kDim, true>(work.c, subtracted, buffer.value_scales + l % 4 * 2, s, p, sums);
+    } else {
+      weigh<kDim, false>(work.c, subtracted, nullptr, s, p, sums);
+    }
+#pragma unroll
+    for (int i = 0; i < 2 * kTiles; ++i) {
+      float& sum = state.sum[i / 2][i % 2];
+      sum = merged(sum, sums[i / 2][i % 2 * 2], merge[i / 2][i % 2]);
     }
     add_values<kDim>(values, p, merge, state);
   }
@@ -413,7 +416,6 @@ struct ManyBlock {
   __device__ __forceinline__ void run(WarpState<kDim>& state) {
 #pragma unroll
     for (int i = 0; i < 2 * kTiles; ++i) state.maximum[i / 2][i % 2] = minus_infinity();
-    const float c = score_factor(work.place.head_dim);
     Cursor cursor;
     Step now = {}, next = first_step();
     Arriving came, coming;
@@ -425,7 +427,7 @@ struct ManyBlock {
         Seen<kDim> seen;
         const View seen_by_warp = view(now, only, seen);
         if (seen_by_warp != View::kNone) {
-          fold(stage ^ 1, came.scaled, seen_by_warp, seen, c, state);
+          fold(stage ^ 1, came.scaled, seen_by_warp, seen, state);
         }
         if (only <= 1) break;
         --only;
@@ -461,13 +463,12 @@ struct ManyBlock {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const float inverse = divisor(state.sum[t][h]);
-        __half* row = shared.queries +
-                      (first + t * 16 + h * 8 + lane() / 4) * kRowStride<kDim> + lane() % 4 * 2;
+        __half* row = shared.queries + (first + t * 16 + h * 8 + lane() / 4) * kRowStride<kDim> +
+                      lane() % 4 * 2;
 #pragma unroll
         for (int n = 0; n < kDim / 8; ++n) {
-          *reinterpret_cast<uint32_t*>(row + n * 8) =
-              pack_halves(quotient(state.o[t][n][2 * h], inverse),
-                          quotient(state.o[t][n][2 * h + 1], inverse));
+          *reinterpret_cast<uint32_t*>(row + n * 8) = pack_halves(
+              quotient(state.o[t][n][2 * h], inverse), quotient(state.o[t][n][2 * h + 1], inverse));
         }
       }
     }
@@ -506,17 +507,22 @@ __global__ void __launch_bounds__(32 * kWarps<kDim>, kDim > 128 ? 1 : 2)
   // The last items of a sequence see the most keys: they begin first.
   const Item item = a.plan.items[a.plan.n_items - 1 - static_cast<int>(blockIdx.y)];
   if (item.rows == 0) return;
-  Work work;
-  work.place = {a.plane, static_cast<int>(blockIdx.x), a.n_kv_heads, a.head_dim};
-  work.prefix = {a.plan.segments + item.first_segment, item.n_segments,
-                 static_cast<int>(item.prefix_length)};
-  work.shared = work.prefix.end / kTile * kTile;
-  work.rows = static_cast<int>(item.rows);
-  work.pieces = item.n_pieces;
-  work.group = a.group;
-  ManyBlock<kDim> block{*reinterpret_cast<ManyShared<kDim>*>(memory), work, {work.place}};
+  auto& shared = *reinterpret_cast<ManyShared<kDim>*>(memory);
+  if (threadIdx.x == 0) {
+    Work& work = shared.work;
+    work.place = {a.plane, static_cast<int>(blockIdx.x), a.n_kv_heads, a.head_dim};
+    work.prefix = {a.plan.segments + item.first_segment, item.n_segments,
+                   static_cast<int>(item.prefix_length)};
+    work.shared = work.prefix.end / kTile * kTile;
+    work.rows = static_cast<int>(item.rows);
+    work.pieces = item.n_pieces;
+    work.group = a.group;
+    work.c = score_factor(a.head_dim);
+  }
+  __syncthreads();
+  ManyBlock<kDim> block{shared, shared.work, {shared.work.place}};
   if (threadIdx.x / 32 == kWarps<kDim> - 1) {
-    fill_window(block.shared.window, work.prefix, 0, work.place);
+    fill_window(shared.window, shared.work.prefix, 0, shared.work.place);
   }
   block.take_pieces(a.plan.pieces + item.first_piece);
   __syncthreads();
@@ -550,9 +556,9 @@ void launch_many(cudaStream_t stream, const AttentionCall& call) {
   check(cudaFuncSetAttribute(many_kernel<kDim>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              static_cast<int>(kBytes)),
         "give the attention kernel its shared memory");
-  const Grid grid{dim3(static_cast<unsigned>(shape.n_kv_heads),
-                       static_cast<unsigned>(call.plan.n_items)),
-                  32 * kWarps<kDim>, kBytes};
+  const Grid grid{
+      dim3(static_cast<unsigned>(shape.n_kv_heads), static_cast<unsigned>(call.plan.n_items)),
+      32 * kWarps<kDim>, kBytes};
   launch(stream, grid, many_kernel<kDim>, a);
 }
 
