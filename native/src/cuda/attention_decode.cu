@@ -375,6 +375,7 @@ bool paired(const Rows& rows) {
 template <int kDim, bool kSplit>
 void launch_tiles(cudaStream_t stream, const DecodeArguments& a, int splits) {
   constexpr size_t kBytes = sizeof(DecodeShared<kDim>);
+  static_assert((kDim > 128 ? 1 : 3) * (kBytes + 1024) <= 228 * 1024);
   check(cudaFuncSetAttribute(decode_kernel<kDim, kSplit>,
                              cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kBytes)),
         "give the attention kernel its shared memory");

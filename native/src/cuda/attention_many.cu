@@ -198,8 +198,10 @@ __device__ __forceinline__ void weigh(float c, const float (&subtracted)[kRowTil
 
 // ---- values -------------------------------------------------------------------------------------
 
-template <int kDim>
+// kSelective: rows that see nothing are left out, also where a value is no number.
+template <int kDim, bool kSelective>
 __device__ __forceinline__ void add_values(uint32_t values, const Weights<kDim>& p,
+                                           const Seen<kDim>& seen,
                                            const Merge (&merge)[kRowTiles<kDim>][2],
                                            WarpState<kDim>& state) {
   constexpr int kStride = kRowStride<kDim> * 2;
@@ -219,15 +221,11 @@ __device__ __forceinline__ void add_values(uint32_t values, const Weights<kDim>&
       }
     }
 #pragma unroll
-    for (int t = 0; t < kRowTiles<kDim>; ++t) {
-#pragma unroll
-      for (int n = 0; n < 2; ++n) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          float& total = state.o[t][2 * c + n][i];
-          total = merged(total, o[t][n][i], merge[t][i / 2]);
-        }
-      }
+    for (int i = 0; i < 8 * kRowTiles<kDim>; ++i) {
+      const int t = i / 8, h = i % 4 / 2;
+      if (kSelective && seen.keys[t][h] <= 0) continue;
+      float& total = state.o[t][2 * c + i % 8 / 4][i % 4];
+      total = merged(total, o[t][i % 8 / 4][i % 4], merge[t][h]);
     }
   }
 }
@@ -383,8 +381,8 @@ struct ManyBlock {
     return View::kSome;
   }
 
-  __device__ __forceinline__ void fold(int stage, bool scaled, View view, const Seen<kDim>& seen,
-                                       WarpState<kDim>& state) const {
+  __device__ __forceinline__ void fold(int stage, bool scaled, bool broken, View view,
+                                       const Seen<kDim>& seen, WarpState<kDim>& state) const {
     const TileBuffer<kDim>& buffer = shared.buffers[stage];
     const int l = lane();
     const uint32_t queries = shared_address(
@@ -410,7 +408,11 @@ struct ManyBlock {
       float& sum = state.sum[i / 2][i % 2];
       sum = merged(sum, sums[i / 2][i % 2 * 2], merge[i / 2][i % 2]);
     }
-    add_values<kDim>(values, p, merge, state);
+    if (broken) {
+      add_values<kDim, true>(values, p, seen, merge, state);
+    } else {
+      add_values<kDim, false>(values, p, seen, merge, state);
+    }
   }
 
   __device__ __forceinline__ void run(WarpState<kDim>& state) {
@@ -427,7 +429,7 @@ struct ManyBlock {
         Seen<kDim> seen;
         const View seen_by_warp = view(now, only, seen);
         if (seen_by_warp != View::kNone) {
-          fold(stage ^ 1, came.scaled, seen_by_warp, seen, state);
+          fold(stage ^ 1, came.scaled, only != 0, seen_by_warp, seen, state);
         }
         if (only <= 1) break;
         --only;
@@ -553,6 +555,8 @@ void launch_many(cudaStream_t stream, const AttentionCall& call) {
   a.aligned_queries = aligned_rows(call.queries, shape.head_dim);
   a.aligned_out = aligned_rows(call.out, shape.head_dim);
   constexpr size_t kBytes = sizeof(ManyShared<kDim>);
+  // Of 228 KB a multiprocessor has, a block takes 1 KB more than it asks for.
+  static_assert((kDim > 128 ? 1 : 2) * (kBytes + 1024) <= 228 * 1024);
   check(cudaFuncSetAttribute(many_kernel<kDim>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              static_cast<int>(kBytes)),
         "give the attention kernel its shared memory");

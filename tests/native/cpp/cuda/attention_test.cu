@@ -37,7 +37,6 @@ void report(const std::string& what, bool held, const std::string& found = "") {
 
 // ---- numbers ------------------------------------------------------------------------------------
 
-float half_of(float x) { return __half2float(__float2half(x)); }
 uint16_t half_bits(float x) {
   const __half h = __float2half(x);
   uint16_t bits;
@@ -46,12 +45,12 @@ uint16_t half_bits(float x) {
 }
 float from_bits(uint16_t bits) { return __half2float(__ushort_as_half(bits)); }
 
-// In [-1, 1), and held by FP16.
+// One of 2,048 numbers in [-1, 1), all of which FP16 holds.
 float noise(uint64_t stream, int64_t index) {
   uint64_t z = (stream << 40) + static_cast<uint64_t>(index) * 0x9E3779B97F4A7C15;
   z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9;
   z = (z ^ z >> 27) * 0x94D049BB133111EB;
-  return half_of(static_cast<float>((z ^ z >> 31) >> 40) / (1 << 23) - 1.0f);
+  return static_cast<float>(static_cast<int>((z ^ z >> 31) >> 53) - 1024) / 1024.0f;
 }
 
 // ---- device memory ------------------------------------------------------------------------------
@@ -170,7 +169,7 @@ std::vector<double> token_head(const Scene& s, const Sequence& q, int64_t token,
     largest = std::max(largest, std::fabs(value));
   }
   if (!s.mode.int8()) return x;
-  const float step = spoiled ? NAN : half_of(largest / 127.0f);
+  const float step = spoiled ? NAN : from_bits(half_bits(largest / 127.0f));
   if (scale != nullptr) *scale = step;
   for (double& value : x) {
     const int code =
@@ -418,14 +417,14 @@ std::vector<double> expected(const Scene& s, const Sequence& q, const HeadTokens
                              int64_t position, int64_t head) {
   const int64_t dim = s.mode.shape.head_dim;
   const int64_t seen = std::max(position + 1, position < q.open ? q.open : 0);
-  std::vector<double> scores, out(static_cast<size_t>(dim), 0.0);
+  std::vector<double> query, scores, out(static_cast<size_t>(dim), 0.0);
+  for (int64_t d = 0; d < dim; ++d) {
+    query.push_back(static_cast<double>(query_element(s, q, position, head * dim + d)));
+  }
   for (int64_t t = 0; t < seen; ++t) {
     double score = 0.0;
     const auto& key = tokens.keys[static_cast<size_t>(t)];
-    for (int64_t d = 0; d < dim; ++d) {
-      score += static_cast<double>(query_element(s, q, position, head * dim + d)) *
-               key[static_cast<size_t>(d)];
-    }
+    for (size_t d = 0; d < query.size(); ++d) score += query[d] * key[d];
     scores.push_back(score / std::sqrt(static_cast<double>(dim)));
   }
   const double top = *std::max_element(scores.begin(), scores.end());
