@@ -1,9 +1,8 @@
 // Which kernel attends, and how many thread blocks share a sequence.
-#include "cuda/attention.h"
-
 #include <algorithm>
 #include <string>
 
+#include "cuda/attention.h"
 #include "cuda/attention_kernels.h"
 #include "cuda/check.h"
 #include "tinyloop/errors.h"
@@ -14,6 +13,8 @@ namespace {
 // Thread blocks of the decode kernel that a multiprocessor runs at once. Which number of blocks
 // shares a sequence decides no bits.
 constexpr int64_t kBlocksPerProcessor = 3;
+// Scratch is not made larger than this for more than one item.
+constexpr int64_t kScratchAim = int64_t{64} << 20;
 // For the size of the scratch, which is asked for without a device at hand: the largest one.
 constexpr int64_t kMostProcessors = 160;
 
@@ -54,11 +55,13 @@ int64_t attention_rows(const HeadShape& shape) {
 
 size_t attention_scratch_bytes(const HeadShape& shape, int64_t max_decode_items,
                                int64_t max_spans) {
-  // Only as many items as leave room on the device are split at all.
-  int64_t items = std::min(max_decode_items,
-                           kMostProcessors * kBlocksPerProcessor / (2 * shape.n_kv_heads));
-  if (max_spans <= 1 || group_of(shape) > kDecodeVectors) items = 0;
-  return static_cast<size_t>(items * shape.n_q_heads * max_spans) * partial_bytes(shape);
+  if (max_decode_items < 1 || max_spans <= 1 || group_of(shape) > kDecodeVectors) return 0;
+  const auto bytes = static_cast<int64_t>(partial_bytes(shape)) * shape.n_q_heads * max_spans;
+  // Only as many items as leave room on the device are shared at all.
+  const int64_t useful = kMostProcessors * kBlocksPerProcessor / (2 * shape.n_kv_heads);
+  const int64_t items =
+      std::min({max_decode_items, useful, std::max<int64_t>(1, kScratchAim / bytes)});
+  return static_cast<size_t>(items * bytes);
 }
 
 void attention(cudaStream_t stream, const AttentionPlan& plan, const HeadShape& shape,

@@ -116,8 +116,8 @@ struct DecodeBlock {
     const int l = lane();
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const float mine = fmaxf(fmaxf(s[0][2 * h], s[0][2 * h + 1]),
-                               fmaxf(s[1][2 * h], s[1][2 * h + 1]));
+      const float mine =
+          fmaxf(fmaxf(s[0][2 * h], s[0][2 * h + 1]), fmaxf(s[1][2 * h], s[1][2 * h + 1]));
       const float warps = row_max(mine);
       if (l % 4 == 0) shared.largest[warp()][l / 4 + h * 8] = warps;
     }
@@ -154,8 +154,7 @@ struct DecodeBlock {
 
   __device__ __forceinline__ void load_weights(const __half* weights,
                                                uint32_t (&p)[kTile / 16][4]) const {
-    const uint32_t at =
-        shared_address(weights + lane() % 16 * kWeightStride + lane() / 16 * 8);
+    const uint32_t at = shared_address(weights + lane() % 16 * kWeightStride + lane() / 16 * 8);
 #pragma unroll
     for (int k = 0; k < kTile / 16; ++k) load_matrices(p[k], at + k * 32);
   }
@@ -165,8 +164,8 @@ struct DecodeBlock {
                                                const uint32_t (&p)[kTile / 16][4],
                                                float (&o)[State::kColumns][4]) const {
     constexpr int kStride = kRowStride<kDim> * 2;
-    const uint32_t at = shared_address(buffer.values + lane() * kRowStride<kDim> +
-                                       warp() * State::kColumns * 8);
+    const uint32_t at =
+        shared_address(buffer.values + lane() * kRowStride<kDim> + warp() * State::kColumns * 8);
 #pragma unroll
     for (int n = 0; n < State::kColumns; ++n) {
 #pragma unroll
@@ -179,9 +178,8 @@ struct DecodeBlock {
     }
   }
 
-  __device__ __forceinline__ void fold(TileBuffer<kDim>& buffer,
-                                       const uint32_t (&q)[kDim / 16][4], bool scaled, int tile,
-                                       int keys, float c, State& state) {
+  __device__ __forceinline__ void fold(TileBuffer<kDim>& buffer, const uint32_t (&q)[kDim / 16][4],
+                                       bool scaled, int tile, int keys, float c, State& state) {
     float s[2][4] = {};
     score(buffer, q, scaled, keys, s);
     float top[2], largest[2];
@@ -213,9 +211,8 @@ struct DecodeBlock {
     }
   }
 
-  __device__ __forceinline__ void merge(const float (&o)[State::kColumns][4],
-                                        const float (&top)[2], const float (&sums)[2],
-                                        State& state) const {
+  __device__ __forceinline__ void merge(const float (&o)[State::kColumns][4], const float (&top)[2],
+                                        const float (&sums)[2], State& state) const {
     Merge by[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -229,9 +226,8 @@ struct DecodeBlock {
     }
   }
 
-  __device__ __forceinline__ void leave(const float (&o)[State::kColumns][4],
-                                        const float (&top)[2], const float (&sums)[2],
-                                        int tile) const {
+  __device__ __forceinline__ void leave(const float (&o)[State::kColumns][4], const float (&top)[2],
+                                        const float (&sums)[2], int tile) const {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int vector = lane() / 4 + h * 8;
@@ -249,8 +245,8 @@ struct DecodeBlock {
   }
 
   __device__ __forceinline__ void store(const State& state, int64_t row) const {
-    __half* heads = a.out + row * a.out_stride +
-                    static_cast<int64_t>(place.kv_head) * a.group * place.head_dim;
+    __half* heads =
+        a.out + row * a.out_stride + static_cast<int64_t>(place.kv_head) * a.group * place.head_dim;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int vector = lane() / 4 + h * 8;
@@ -276,7 +272,7 @@ struct DecodeBlock {
   // Tiles [begin, end) of positions, the keys below `keys`.
   __device__ __forceinline__ void run(const Prefix& prefix, const AttentionPiece& piece, int begin,
                                       int end, int keys) {
-    Source own = source_of(piece.own, place);
+    const Source own = source_of(piece.own, place);
     uint32_t q[kDim / 16][4];
     load_queries(piece.row, q);
     State state;
@@ -289,8 +285,7 @@ struct DecodeBlock {
       if (tile < end) {
         const int limit = min(tile + kTile, keys);
         const int first = seek(shared.window, cursor, prefix, tile, place);
-        coming = copier.start(shared.buffers[stage], shared.window, first,
-                              limit > prefix.end ? &own : nullptr, tile, limit);
+        coming = copier.start(shared.buffers[stage], shared.window, first, own, tile, limit);
       }
       if (tile > begin) {
         const int before = tile - kTile;
@@ -367,8 +362,8 @@ __global__ void __launch_bounds__(kDim / 2) merge_kernel(const DecodeArguments a
   const int column = static_cast<int>(threadIdx.x) * 2;
   if (column >= a.head_dim) return;
   const float inverse = divisor(sum);
-  __half* to = a.out + piece.row * a.out_stride + static_cast<int64_t>(blockIdx.x) * a.head_dim +
-               column;
+  __half* to =
+      a.out + piece.row * a.out_stride + static_cast<int64_t>(blockIdx.x) * a.head_dim + column;
   to[0] = __float2half_rn(quotient(low, inverse));
   to[1] = __float2half_rn(quotient(high, inverse));
 }
@@ -380,9 +375,9 @@ bool paired(const Rows& rows) {
 template <int kDim, bool kSplit>
 void launch_tiles(cudaStream_t stream, const DecodeArguments& a, int splits) {
   constexpr size_t kBytes = sizeof(DecodeShared<kDim>);
+  static_assert((kDim > 128 ? 1 : 3) * (kBytes + 1024) <= 228 * 1024);
   check(cudaFuncSetAttribute(decode_kernel<kDim, kSplit>,
-                             cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             static_cast<int>(kBytes)),
+                             cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kBytes)),
         "give the attention kernel its shared memory");
   const Grid grid{dim3(static_cast<unsigned>(a.n_kv_heads), static_cast<unsigned>(a.plan.n_items),
                        static_cast<unsigned>(splits)),
@@ -394,9 +389,9 @@ template <int kDim>
 void launch_decode(cudaStream_t stream, const DecodeArguments& a, int splits) {
   if (splits == 1) return launch_tiles<kDim, false>(stream, a, splits);
   launch_tiles<kDim, true>(stream, a, splits);
-  const Grid grid{dim3(static_cast<unsigned>(a.n_kv_heads * a.group),
-                       static_cast<unsigned>(a.plan.n_items)),
-                  kDim / 2};
+  const Grid grid{
+      dim3(static_cast<unsigned>(a.n_kv_heads * a.group), static_cast<unsigned>(a.plan.n_items)),
+      kDim / 2};
   launch(stream, grid, merge_kernel<kDim>, a);
 }
 
@@ -420,8 +415,8 @@ void attention_decode(cudaStream_t stream, const AttentionCall& call, int splits
   if (splits > 1) {
     const int64_t places = int64_t{call.plan.n_items} * shape.n_q_heads * call.plan.max_spans;
     a.partials.outputs = static_cast<float*>(scratch);
-    a.partials.tops = reinterpret_cast<float2*>(
-        a.partials.outputs + places * padded_head_dim(shape.head_dim));
+    a.partials.tops =
+        reinterpret_cast<float2*>(a.partials.outputs + places * padded_head_dim(shape.head_dim));
     a.partials.tiles = call.plan.max_spans;
   }
   switch (padded_head_dim(shape.head_dim)) {

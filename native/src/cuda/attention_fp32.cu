@@ -63,8 +63,8 @@ __device__ __forceinline__ Token token_of(const Fp32Arguments& a, const KvSegmen
   token.value = {s.values + offset, 1.0f, codes};
   if (codes) {
     const __half* scales = reinterpret_cast<const __half*>(s.scales) +
-                           plane * static_cast<int64_t>(s.plane_scales) +
-                           row * 2 * a.n_kv_heads + kv_head;
+                           plane * static_cast<int64_t>(s.plane_scales) + row * 2 * a.n_kv_heads +
+                           kv_head;
     token.key.scale = __half2float(scales[0]);
     token.value.scale = __half2float(scales[a.n_kv_heads]);
   }
@@ -96,8 +96,8 @@ __device__ void attend(const Fp32Arguments& a, const Item& item, const Attention
   const int lane = threadIdx.x % 32, kv_head = head / a.group;
   const int64_t position = piece.position + row;
   const int64_t keys = max(position + 1, piece.open_end);
-  const float* q = a.queries + (piece.row + row) * a.query_stride +
-                   static_cast<int64_t>(head) * a.head_dim;
+  const float* q =
+      a.queries + (piece.row + row) * a.query_stride + static_cast<int64_t>(head) * a.head_dim;
   const double scale = 1.0 / sqrt(static_cast<double>(a.head_dim));
   double o[kMaxColumns] = {}, sum = 0.0;
   float maximum = __int_as_float(0xFF800000);
@@ -130,8 +130,7 @@ __device__ void attend(const Fp32Arguments& a, const Item& item, const Attention
       }
     }
   }
-  float* out =
-      a.out + (piece.row + row) * a.out_stride + static_cast<int64_t>(head) * a.head_dim;
+  float* out = a.out + (piece.row + row) * a.out_stride + static_cast<int64_t>(head) * a.head_dim;
 #pragma unroll
   for (int c = 0; c < kMaxColumns; ++c) {
     const int column = c * 32 + lane;
@@ -168,9 +167,9 @@ void attention_fp32(cudaStream_t stream, const AttentionCall& call) {
   a.group = static_cast<int>(shape.n_q_heads / shape.n_kv_heads);
   a.n_kv_heads = static_cast<int>(shape.n_kv_heads);
   a.head_dim = static_cast<int>(shape.head_dim);
-  const Grid grid{dim3(static_cast<unsigned>(shape.n_q_heads),
-                       static_cast<unsigned>(call.plan.n_items)),
-                  kThreads};
+  const Grid grid{
+      dim3(static_cast<unsigned>(shape.n_q_heads), static_cast<unsigned>(call.plan.n_items)),
+      kThreads};
   launch(stream, grid, fp32_kernel, a);
 }
 

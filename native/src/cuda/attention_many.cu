@@ -19,12 +19,21 @@ struct OwnKeys {
   const uint8_t* keys;
   const uint8_t* values;
   const __half* scales;
-  int row;       // the pass's
-  int position;  // of the first row; where all rows see the same keys, `end`
-  int end;       // of the keys that the last row sees
+  int row;            // the pass's
+  int position;       // of the first row; where all rows see the same keys, `end`
+  int end;            // of the keys that the last row sees
   uint8_t first_row;  // the item's
   uint8_t rows;
   bool aligned;
+};
+
+// What all threads of a block know; it lies in shared memory to keep registers free.
+struct Work {
+  HeadPlace place;
+  Prefix prefix;
+  int shared;  // end of the tiles that the whole item sees
+  int rows, pieces, group;
+  float c;  // score_factor()
 };
 
 template <int kDim>
@@ -35,6 +44,7 @@ struct ManyShared {
   OwnKeys pieces[kBlockVectors];
   int rows[kBlockVectors];  // the pass's row of each row of the item
   int warp_rows[kBlockVectors / 32];
+  Work work;
 };
 
 // A tile that is folded next: of piece `piece`, or with -1 of the whole item.
@@ -48,14 +58,6 @@ struct Step {
 __device__ __forceinline__ int keys_seen(const OwnKeys& piece, int item_row, int tile) {
   return min(piece.position + item_row - piece.first_row + 1, piece.end) - tile;
 }
-
-// What all threads of a block know.
-struct Work {
-  HeadPlace place;
-  Prefix prefix;
-  int shared;  // end of the tiles that the whole item sees
-  int rows, pieces, group;
-};
 
 // ---- what a warp has of its query vectors -------------------------------------------------------
 
@@ -130,10 +132,11 @@ __device__ __forceinline__ void mask_scores(const Seen<kDim>& seen, Scores<kDim>
   }
 }
 
-// Scores become weights (in FP32), and the state's maxima move.
+// The state's maxima move. subtracted: what each vector's scores are compared with.
 template <int kDim>
-__device__ __forceinline__ void weigh_scores(float c, Scores<kDim>& s, WarpState<kDim>& state,
-                                             Merge (&merge)[kRowTiles<kDim>][2]) {
+__device__ __forceinline__ void find_tops(float c, const Scores<kDim>& s, WarpState<kDim>& state,
+                                          float (&subtracted)[kRowTiles<kDim>][2],
+                                          Merge (&merge)[kRowTiles<kDim>][2]) {
 #pragma unroll
   for (int t = 0; t < kRowTiles<kDim>; ++t) {
 #pragma unroll
@@ -144,104 +147,59 @@ __device__ __forceinline__ void weigh_scores(float c, Scores<kDim>& s, WarpState
         largest = fmaxf(largest, fmaxf(s[t][n][2 * h], s[t][n][2 * h + 1]));
       }
       const float top = tile_top(row_max(largest), c);
-      const float subtracted = subtrahend(top);
-#pragma unroll
-      for (int n = 0; n < kTile / 8; ++n) {
-        s[t][n][2 * h] = softmax_weight(s[t][n][2 * h], c, subtracted);
-        s[t][n][2 * h + 1] = softmax_weight(s[t][n][2 * h + 1], c, subtracted);
-      }
+      subtracted[t][h] = subtrahend(top);
       merge[t][h] = merge_top(state.maximum[t][h], top);
     }
   }
 }
 
-template <int kDim>
-__device__ __forceinline__ void round_weights(const Scores<kDim>& s, Weights<kDim>& p) {
-#pragma unroll
-  for (int t = 0; t < kRowTiles<kDim>; ++t) {
-#pragma unroll
-    for (int k = 0; k < kTile / 16; ++k) {
-      p[t][k][0] = pack_halves(s[t][2 * k][0], s[t][2 * k][1]);
-      p[t][k][1] = pack_halves(s[t][2 * k][2], s[t][2 * k][3]);
-      p[t][k][2] = pack_halves(s[t][2 * k + 1][0], s[t][2 * k + 1][1]);
-      p[t][k][3] = pack_halves(s[t][2 * k + 1][2], s[t][2 * k + 1][3]);
-    }
-  }
+__device__ __forceinline__ void round_weights(const float (&low)[4], const float (&high)[4],
+                                              uint32_t (&p)[4]) {
+  p[0] = pack_halves(low[0], low[1]);
+  p[1] = pack_halves(low[2], low[3]);
+  p[2] = pack_halves(high[0], high[1]);
+  p[3] = pack_halves(high[2], high[3]);
 }
 
-template <int kDim>
-__device__ __forceinline__ void add_sums(const Weights<kDim>& p,
-                                         const Merge (&merge)[kRowTiles<kDim>][2],
-                                         WarpState<kDim>& state) {
-#pragma unroll
-  for (int t = 0; t < kRowTiles<kDim>; ++t) {
-    float sum[4] = {};
-#pragma unroll
-    for (int k = 0; k < kTile / 16; ++k) multiply(sum, p[t][k], kHalfOnes, kHalfOnes);
-    state.sum[t][0] = merged(state.sum[t][0], sum[0], merge[t][0]);
-    state.sum[t][1] = merged(state.sum[t][1], sum[2], merge[t][1]);
-  }
+__device__ __forceinline__ void scale_weights(float2 scale, float (&w)[4]) {
+  w[0] = scaled_weight(w[0], scale.x);
+  w[1] = scaled_weight(w[1], scale.y);
+  w[2] = scaled_weight(w[2], scale.x);
+  w[3] = scaled_weight(w[3], scale.y);
 }
 
-template <int kDim>
-__device__ __forceinline__ void scale_weights(const float* scales, Scores<kDim>& s) {
+// Scores become weights of the values, and their sums. 16 keys after 16 keys, so that registers of
+// scores become free early. scales: of the values, from the lane's first key on.
+template <int kDim, bool kScaled>
+__device__ __forceinline__ void weigh(float c, const float (&subtracted)[kRowTiles<kDim>][2],
+                                      const float* scales, Scores<kDim>& s, Weights<kDim>& p,
+                                      float (&sums)[kRowTiles<kDim>][4]) {
 #pragma unroll
-  for (int n = 0; n < kTile / 8; ++n) {
-    const float2 scale = *reinterpret_cast<const float2*>(scales + n * 8);
+  for (int k = 0; k < kTile / 16; ++k) {
 #pragma unroll
     for (int t = 0; t < kRowTiles<kDim>; ++t) {
-      s[t][n][0] = scaled_weight(s[t][n][0], scale.x);
-      s[t][n][1] = scaled_weight(s[t][n][1], scale.y);
-      s[t][n][2] = scaled_weight(s[t][n][2], scale.x);
-      s[t][n][3] = scaled_weight(s[t][n][3], scale.y);
+      float (&low)[4] = s[t][2 * k];
+      float (&high)[4] = s[t][2 * k + 1];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        low[i] = softmax_weight(low[i], c, subtracted[t][i / 2]);
+        high[i] = softmax_weight(high[i], c, subtracted[t][i / 2]);
+      }
+      round_weights(low, high, p[t][k]);
+      multiply(sums[t], p[t][k], kHalfOnes, kHalfOnes);
+      if constexpr (kScaled) {
+        scale_weights(*reinterpret_cast<const float2*>(scales + k * 16), low);
+        scale_weights(*reinterpret_cast<const float2*>(scales + k * 16 + 8), high);
+        round_weights(low, high, p[t][k]);
+      }
     }
   }
 }
 
 // ---- values -------------------------------------------------------------------------------------
 
-// Keeps the keys below `seen` of a fragment's register that begins with key `key`.
-__device__ __forceinline__ uint32_t seen_values(uint32_t pair, int key, int seen) {
-  return key + 1 < seen ? pair : key < seen ? pair & 0xFFFFu : 0u;
-}
-
-// A weight of 0 does not keep out a value that is no number. Where a product is none, it is made
-// again for each row alone, of the keys that the row sees. Rare: a sequence broken by NaN, whose
-// last tile is read with rows before it.
-template <int kDim>
-__device__ __noinline__ void multiply_seen(uint32_t values, const uint32_t (&p)[kTile / 16][4],
-                                           int seen_low, int seen_high, float (&o)[2][4]) {
-  constexpr int kStride = kRowStride<kDim> * 2;
-  const int lane = threadIdx.x % 32, key = lane % 4 * 2;
-  for (int row = 0; row < 16; ++row) {
-    const int seen = __shfl_sync(0xFFFFFFFFu, row < 8 ? seen_low : seen_high, row % 8 * 4);
-    float own[2][4] = {};
-#pragma unroll
-    for (int k = 0; k < kTile / 16; ++k) {
-      uint32_t b[4];
-      load_matrices_transposed(b, values + k * 16 * kStride);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) b[i] = seen_values(b[i], k * 16 + i % 2 * 8 + key, seen);
-      multiply(own[0], p[k], b[0], b[1]);
-      multiply(own[1], p[k], b[2], b[3]);
-    }
-    if (lane / 4 != row % 8) continue;
-#pragma unroll
-    for (int n = 0; n < 2; ++n) {
-      if (row < 8) {
-        o[n][0] = own[n][0];
-        o[n][1] = own[n][1];
-      } else {
-        o[n][2] = own[n][2];
-        o[n][3] = own[n][3];
-      }
-    }
-  }
-}
-
-__device__ __forceinline__ bool is_finite(float x) { return fabsf(x) <= 3.402823466e38f; }
-
-template <int kDim, bool kMasked>
+// kSelective: rows that see nothing are left out, also where a value is no number.
+template <int kDim, bool kSelective>
 __device__ __forceinline__ void add_values(uint32_t values, const Weights<kDim>& p,
                                            const Seen<kDim>& seen,
                                            const Merge (&merge)[kRowTiles<kDim>][2],
@@ -250,6 +208,8 @@ __device__ __forceinline__ void add_values(uint32_t values, const Weights<kDim>&
 #pragma unroll
   for (int c = 0; c < kDim / 16; ++c) {
     float o[kRowTiles<kDim>][2][4] = {};
+    // Else the compiler loads ahead more than there are registers for.
+    if (c % 2 == 0) __syncwarp();
 #pragma unroll
     for (int k = 0; k < kTile / 16; ++k) {
       uint32_t b[4];
@@ -261,23 +221,11 @@ __device__ __forceinline__ void add_values(uint32_t values, const Weights<kDim>&
       }
     }
 #pragma unroll
-    for (int t = 0; t < kRowTiles<kDim>; ++t) {
-      if constexpr (kMasked) {
-        bool finite = true;
-#pragma unroll
-        for (int i = 0; i < 8; ++i) finite &= is_finite(o[t][i / 4][i % 4]);
-        if (__any_sync(0xFFFFFFFFu, !finite)) {
-          multiply_seen<kDim>(values + c * 32, p[t], seen.keys[t][0], seen.keys[t][1], o[t]);
-        }
-      }
-#pragma unroll
-      for (int n = 0; n < 2; ++n) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          float& total = state.o[t][2 * c + n][i];
-          total = merged(total, o[t][n][i], merge[t][i / 2]);
-        }
-      }
+    for (int i = 0; i < 8 * kRowTiles<kDim>; ++i) {
+      const int t = i / 8, h = i % 4 / 2;
+      if (kSelective && seen.keys[t][h] <= 0) continue;
+      float& total = state.o[t][2 * c + i % 8 / 4][i % 4];
+      total = merged(total, o[t][i % 8 / 4][i % 4], merge[t][h]);
     }
   }
 }
@@ -292,7 +240,7 @@ struct ManyBlock {
   static constexpr int kWarpVectors = 16 * kTiles;
 
   Shared& shared;
-  Work work;
+  const Work& work;  // shared's
   Copier copier;
 
   __device__ __forceinline__ static int warp() { return threadIdx.x / 32; }
@@ -378,8 +326,7 @@ struct ManyBlock {
       own.end = piece.end;
       own.aligned = piece.aligned;
     }
-    return copier.start(shared.buffers[stage], shared.window, first,
-                        step.piece >= 0 ? &own : nullptr, step.tile, step.limit);
+    return copier.start(shared.buffers[stage], shared.window, first, own, step.tile, step.limit);
   }
 
   __device__ __forceinline__ Step piece_step(int piece, int tile) const {
@@ -401,55 +348,67 @@ struct ManyBlock {
     return true;
   }
 
+  // Whether some row of the step's piece sees a part of the tile only.
+  __device__ __forceinline__ bool cuts_rows(const Step& step) const {
+    if (step.piece < 0) return false;
+    const OwnKeys& piece = shared.pieces[step.piece];
+    return keys_seen(piece, piece.first_row, step.tile) < step.limit - step.tile;
+  }
+
   enum class View { kNone, kSome, kAll };
-  // What this warp's vectors see of a step's tile.
-  __device__ __forceinline__ View view(const Step& step, const int (&rows)[kTiles][2],
-                                       Seen<kDim>& seen) const {
-    const int first = warp() * kWarpVectors / work.group;
-    const int last = min((warp() * kWarpVectors + kWarpVectors - 1) / work.group, work.rows - 1);
+  // What this warp's vectors see of a step's tile. only: 0, or how many keys those rows see that
+  // the tile is folded for.
+  __device__ __forceinline__ View view(const Step& step, int only, Seen<kDim>& seen) const {
+    const int first_vector = warp() * kWarpVectors;
+    const int first = first_vector / work.group;
+    const int last = min((first_vector + kWarpVectors - 1) / work.group, work.rows - 1);
     if (first > last) return View::kNone;
     if (step.piece < 0) return View::kAll;
     const OwnKeys& piece = shared.pieces[step.piece];
     const int low = max(first, static_cast<int>(piece.first_row));
     const int high = min(last, piece.first_row + piece.rows - 1);
     if (low > high || keys_seen(piece, high, step.tile) <= 0) return View::kNone;
-    if (low == first && high == last && keys_seen(piece, low, step.tile) >= kTile) {
+    if (only == 0 && low == first && high == last && keys_seen(piece, low, step.tile) >= kTile) {
       return View::kAll;
     }
 #pragma unroll
     for (int i = 0; i < 2 * kTiles; ++i) {
-      const int row = rows[i / 2][i % 2];
-      seen.keys[i / 2][i % 2] =
-          row >= low && row <= high ? keys_seen(piece, row, step.tile) : 0;
+      const int row = (first_vector + i * 8 + lane() / 4) / work.group;
+      int keys = 0;
+      if (row >= low && row <= high) keys = min(keys_seen(piece, row, step.tile), kTile);
+      seen.keys[i / 2][i % 2] = only == 0 || keys == only ? keys : 0;
     }
     return View::kSome;
   }
 
-  __device__ __forceinline__ void fold(int stage, bool scaled, View view, const Seen<kDim>& seen,
-                                       float c, WarpState<kDim>& state) const {
+  __device__ __forceinline__ void fold(int stage, bool scaled, bool broken, View view,
+                                       const Seen<kDim>& seen, WarpState<kDim>& state) const {
     const TileBuffer<kDim>& buffer = shared.buffers[stage];
     const int l = lane();
-    const uint32_t queries =
-        shared_address(shared.queries + (warp() * kWarpVectors + l % 16) * kRowStride<kDim> +
-                       l / 16 * 8);
+    const uint32_t queries = shared_address(
+        shared.queries + (warp() * kWarpVectors + l % 16) * kRowStride<kDim> + l / 16 * 8);
     const uint32_t keys =
         shared_address(buffer.keys + (l % 8 + l / 16 * 8) * kRowStride<kDim> + l / 8 % 2 * 8);
-    const uint32_t values =
-        shared_address(buffer.values + l % 16 * kRowStride<kDim> + l / 16 * 8);
+    const uint32_t values = shared_address(buffer.values + l % 16 * kRowStride<kDim> + l / 16 * 8);
     Scores<kDim> s = {};
     score_tile<kDim>(queries, keys, s);
     if (scaled) scale_scores<kDim>(buffer.key_scales + l % 4 * 2, s);
     if (view == View::kSome) mask_scores<kDim>(seen, s);
+    float subtracted[kTiles][2], sums[kTiles][4] = {};
     Merge merge[kTiles][2];
-    weigh_scores<kDim>(c, s, state, merge);
+    find_tops<kDim>(work.c, s, state, subtracted, merge);
     Weights<kDim> p;
-    round_weights<kDim>(s, p);
-    add_sums<kDim>(p, merge, state);
     if (scaled) {
-      scale_weights<kDim>(buffer.value_scales + l % 4 * 2, s);
-      round_weights<kDim>(s, p);
+      weigh<kDim, true>(work.c, subtracted, buffer.value_scales + l % 4 * 2, s, p, sums);
+    } else {
+      weigh<kDim, false>(work.c, subtracted, nullptr, s, p, sums);
     }
-    if (view == View::kSome) {
+#pragma unroll
+    for (int i = 0; i < 2 * kTiles; ++i) {
+      float& sum = state.sum[i / 2][i % 2];
+      sum = merged(sum, sums[i / 2][i % 2 * 2], merge[i / 2][i % 2]);
+    }
+    if (broken) {
       add_values<kDim, true>(values, p, seen, merge, state);
     } else {
       add_values<kDim, false>(values, p, seen, merge, state);
@@ -457,26 +416,26 @@ struct ManyBlock {
   }
 
   __device__ __forceinline__ void run(WarpState<kDim>& state) {
-    int rows[kTiles][2];
 #pragma unroll
-    for (int i = 0; i < 2 * kTiles; ++i) {
-      const int vector = warp() * kWarpVectors + i / 2 * 16 + i % 2 * 8 + lane() / 4;
-      rows[i / 2][i % 2] = vector / work.group;
-      state.maximum[i / 2][i % 2] = minus_infinity();
-    }
-    const float c = score_factor(work.place.head_dim);
+    for (int i = 0; i < 2 * kTiles; ++i) state.maximum[i / 2][i % 2] = minus_infinity();
     Cursor cursor;
     Step now = {}, next = first_step();
     Arriving came, coming;
     bool begun = false, more = true;
+    int only = 0;
     for (int stage = 0;; stage ^= 1) {
       if (more) coming = start_tile(stage, next, cursor);
-      if (begun) {
+      while (begun) {
         Seen<kDim> seen;
-        const View seen_by_warp = view(now, rows, seen);
+        const View seen_by_warp = view(now, only, seen);
         if (seen_by_warp != View::kNone) {
-          fold(stage ^ 1, came.scaled, seen_by_warp, seen, c, state);
+          fold(stage ^ 1, came.scaled, only != 0, seen_by_warp, seen, state);
         }
+        if (only <= 1) break;
+        --only;
+        __syncthreads();
+        copier.clear_value(shared.buffers[stage ^ 1], only);
+        __syncthreads();
       }
       if (!more) return;
       now = next;
@@ -485,7 +444,14 @@ struct ManyBlock {
       more = advance(next);
       wait_for_copies<0>();
       copier.finish(shared.buffers[stage], came);
-      __syncthreads();
+      only = 0;
+      if (!cuts_rows(now)) {
+        __syncthreads();
+      } else if (__syncthreads_or(copier.has_broken_values(shared.buffers[stage]))) {
+        // A weight of 0 does not keep out a value that is no number. So the tile is folded for the
+        // rows that see all of its keys, then, without its last key, for those that see one less.
+        only = now.limit - now.tile;
+      }
     }
   }
 
@@ -499,13 +465,12 @@ struct ManyBlock {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const float inverse = divisor(state.sum[t][h]);
-        __half* row = shared.queries +
-                      (first + t * 16 + h * 8 + lane() / 4) * kRowStride<kDim> + lane() % 4 * 2;
+        __half* row = shared.queries + (first + t * 16 + h * 8 + lane() / 4) * kRowStride<kDim> +
+                      lane() % 4 * 2;
 #pragma unroll
         for (int n = 0; n < kDim / 8; ++n) {
-          *reinterpret_cast<uint32_t*>(row + n * 8) =
-              pack_halves(quotient(state.o[t][n][2 * h], inverse),
-                          quotient(state.o[t][n][2 * h + 1], inverse));
+          *reinterpret_cast<uint32_t*>(row + n * 8) = pack_halves(
+              quotient(state.o[t][n][2 * h], inverse), quotient(state.o[t][n][2 * h + 1], inverse));
         }
       }
     }
@@ -544,17 +509,22 @@ __global__ void __launch_bounds__(32 * kWarps<kDim>, kDim > 128 ? 1 : 2)
   // The last items of a sequence see the most keys: they begin first.
   const Item item = a.plan.items[a.plan.n_items - 1 - static_cast<int>(blockIdx.y)];
   if (item.rows == 0) return;
-  Work work;
-  work.place = {a.plane, static_cast<int>(blockIdx.x), a.n_kv_heads, a.head_dim};
-  work.prefix = {a.plan.segments + item.first_segment, item.n_segments,
-                 static_cast<int>(item.prefix_length)};
-  work.shared = work.prefix.end / kTile * kTile;
-  work.rows = static_cast<int>(item.rows);
-  work.pieces = item.n_pieces;
-  work.group = a.group;
-  ManyBlock<kDim> block{*reinterpret_cast<ManyShared<kDim>*>(memory), work, {work.place}};
+  auto& shared = *reinterpret_cast<ManyShared<kDim>*>(memory);
+  if (threadIdx.x == 0) {
+    Work& work = shared.work;
+    work.place = {a.plane, static_cast<int>(blockIdx.x), a.n_kv_heads, a.head_dim};
+    work.prefix = {a.plan.segments + item.first_segment, item.n_segments,
+                   static_cast<int>(item.prefix_length)};
+    work.shared = work.prefix.end / kTile * kTile;
+    work.rows = static_cast<int>(item.rows);
+    work.pieces = item.n_pieces;
+    work.group = a.group;
+    work.c = score_factor(a.head_dim);
+  }
+  __syncthreads();
+  ManyBlock<kDim> block{shared, shared.work, {shared.work.place}};
   if (threadIdx.x / 32 == kWarps<kDim> - 1) {
-    fill_window(block.shared.window, work.prefix, 0, work.place);
+    fill_window(shared.window, shared.work.prefix, 0, shared.work.place);
   }
   block.take_pieces(a.plan.pieces + item.first_piece);
   __syncthreads();
@@ -585,12 +555,14 @@ void launch_many(cudaStream_t stream, const AttentionCall& call) {
   a.aligned_queries = aligned_rows(call.queries, shape.head_dim);
   a.aligned_out = aligned_rows(call.out, shape.head_dim);
   constexpr size_t kBytes = sizeof(ManyShared<kDim>);
+  // Of 228 KB a multiprocessor has, a block takes 1 KB more than it asks for.
+  static_assert((kDim > 128 ? 1 : 2) * (kBytes + 1024) <= 228 * 1024);
   check(cudaFuncSetAttribute(many_kernel<kDim>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              static_cast<int>(kBytes)),
         "give the attention kernel its shared memory");
-  const Grid grid{dim3(static_cast<unsigned>(shape.n_kv_heads),
-                       static_cast<unsigned>(call.plan.n_items)),
-                  32 * kWarps<kDim>, kBytes};
+  const Grid grid{
+      dim3(static_cast<unsigned>(shape.n_kv_heads), static_cast<unsigned>(call.plan.n_items)),
+      32 * kWarps<kDim>, kBytes};
   launch(stream, grid, many_kernel<kDim>, a);
 }
 

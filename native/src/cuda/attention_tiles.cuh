@@ -44,8 +44,8 @@ __device__ __forceinline__ Source source_of(const KvSegment& segment, const Head
   source.keys = segment.keys + offset;
   source.values = segment.values + offset;
   if (codes) {
-    source.scales = reinterpret_cast<const __half*>(segment.scales) +
-                    plane * segment.plane_scales + at.kv_head;
+    source.scales =
+        reinterpret_cast<const __half*>(segment.scales) + plane * segment.plane_scales + at.kv_head;
   }
   source.begin = static_cast<int>(segment.begin);
   source.end = static_cast<int>(segment.end);
@@ -85,7 +85,8 @@ __device__ __forceinline__ void fill_window(Window& window, const Prefix& prefix
     bool wanted = false;
     if (i < n) {
       const KvSegment& s = prefix.segments[i];
-      wanted = holds_plane(s, place.plane) && s.end > position && s.begin < min(s.end, int64_t{prefix.end});
+      wanted = holds_plane(s, place.plane) && s.end > position &&
+               s.begin < min(s.end, int64_t{prefix.end});
     }
     const unsigned all = __ballot_sync(0xFFFFFFFFu, wanted);
     const int at = count + __popc(all & ((1u << lane) - 1));
@@ -156,7 +157,8 @@ __device__ __forceinline__ void copy_async_8(uint32_t to, const void* from, int 
 }
 
 // Bytes that are not aligned, one element after the other, and zeros up to `room`.
-static __device__ __noinline__ void copy_elements(uint8_t* to, const uint8_t* from, int bytes, int room) {
+static __device__ __noinline__ void copy_elements(uint8_t* to, const uint8_t* from, int bytes,
+                                                  int room) {
   if (room == 16) {
     for (int i = 0; i < 8; ++i) {
       reinterpret_cast<uint16_t*>(to)[i] =
@@ -178,7 +180,7 @@ struct TileCopier {
   static_assert(kPasses * kPassRows == kTile && kThreads >= 2 * kTile);
   using Buffer = TileBuffer<kDim>;
 
-  HeadPlace place;
+  const HeadPlace& place;
 
   __device__ __forceinline__ int chunk() const { return threadIdx.x % kLanes; }
   __device__ __forceinline__ int row(int pass) const {
@@ -186,6 +188,34 @@ struct TileCopier {
   }
   __device__ __forceinline__ int offset(int pass) const {
     return row(pass) * kRowStride<kDim> + chunk() * 8;
+  }
+
+  // Copies this thread's chunk of rows [begin, end): kBytes each, of which `bytes` are read.
+  template <int kBytes>
+  __device__ __forceinline__ void copy_rows(__half* to, const uint8_t* from, int64_t row_bytes,
+                                            int bytes, int begin, int end) const {
+    const uint32_t at = shared_address(to + offset(0));
+#pragma unroll
+    for (int i = 0; i < kPasses; ++i) {
+      if (row(i) >= begin && row(i) < end) {
+        const uint32_t place = at + i * kPassRows * kRowStride<kDim> * 2;
+        if constexpr (kBytes == 16) {
+          copy_async(place, from, bytes);
+        } else {
+          copy_async_8(place, from, bytes);
+        }
+      }
+      from += kPassRows * row_bytes;
+    }
+  }
+  __device__ __forceinline__ void copy_rows_by_elements(__half* to, const uint8_t* from,
+                                                        int64_t row_bytes, int bytes, int room,
+                                                        int begin, int end) const {
+    for (int i = 0; i < kPasses; ++i) {
+      if (row(i) < begin || row(i) >= end) continue;
+      copy_elements(reinterpret_cast<uint8_t*>(to + offset(i)), from + i * kPassRows * row_bytes,
+                    bytes, room);
+    }
   }
 
   // Rows [begin, end) of the tile come from the source.
@@ -196,25 +226,25 @@ struct TileCopier {
     const int64_t row_bytes = static_cast<int64_t>(place.n_kv_heads) * place.head_dim * element;
     const int first = tile - from.begin;  // token of the tile's first row
     const int bytes = min(max(place.head_dim - chunk() * 8, 0), 8) * element;
-    const int column = bytes == 0 ? 0 : chunk() * 8 * element;
+    // Where nothing is read, the address is of no meaning.
+    const int64_t at = bytes == 0 ? 0 : (first + row(0)) * row_bytes + chunk() * 8 * element;
     if (kLanes == kChunks || chunk() < kChunks) {
+      if (!from.aligned) {
+        const int room = 8 * element;
+        copy_rows_by_elements(to.keys, from.keys + at, row_bytes, bytes, room, begin, end);
+        copy_rows_by_elements(to.values, from.values + at, row_bytes, bytes, room, begin, end);
+      } else if (codes) {
+        copy_rows<8>(to.keys, from.keys + at, row_bytes, bytes, begin, end);
+        copy_rows<8>(to.values, from.values + at, row_bytes, bytes, begin, end);
+      } else {
+        copy_rows<16>(to.keys, from.keys + at, row_bytes, bytes, begin, end);
+        copy_rows<16>(to.values, from.values + at, row_bytes, bytes, begin, end);
+      }
+      if (codes) {
 #pragma unroll
-      for (int i = 0; i < kPasses; ++i) {
-        if (row(i) < begin || row(i) >= end) continue;
-        const int64_t at = (first + row(i)) * row_bytes + column;
-        __half* const key = to.keys + offset(i);
-        __half* const value = to.values + offset(i);
-        if (!from.aligned) {
-          copy_elements(reinterpret_cast<uint8_t*>(key), from.keys + at, bytes, 8 * element);
-          copy_elements(reinterpret_cast<uint8_t*>(value), from.values + at, bytes, 8 * element);
-        } else if (codes) {
-          copy_async_8(shared_address(key), from.keys + at, bytes);
-          copy_async_8(shared_address(value), from.values + at, bytes);
-        } else {
-          copy_async(shared_address(key), from.keys + at, bytes);
-          copy_async(shared_address(value), from.values + at, bytes);
+        for (int i = 0; i < kPasses; ++i) {
+          if (row(i) >= begin && row(i) < end) arriving.codes |= 1u << i;
         }
-        if (codes) arriving.codes |= 1u << i;
       }
     }
     const int key = threadIdx.x % kTile, which = threadIdx.x / kTile;
@@ -239,18 +269,18 @@ struct TileCopier {
     }
   }
 
-  // The tile's keys below `limit`: those of the window from source `first` on, then `own`.
+  // The tile's keys below `limit`: those of the window from source `first` on, then `own`,
+  // which may be empty.
   __device__ __forceinline__ Arriving start(Buffer& to, const Window& window, int first,
-                                            const Source* own, int tile, int limit) const {
+                                            const Source& own, int tile, int limit) const {
     Arriving arriving;
     if (limit < tile + kTile) clear_rows(to, tile, limit);
     int i = first;
     while (true) {
       const bool shared = i < window.count && window.sources[i].begin < limit;
-      const Source* source = shared ? &window.sources[i] : own;
-      if (source == nullptr) break;
-      const int begin = max(source->begin - tile, 0), end = min(source->end, limit) - tile;
-      if (begin < end) start_rows(to, *source, tile, begin, end, arriving);
+      const Source source = shared ? window.sources[i] : own;
+      const int begin = max(source.begin - tile, 0), end = min(source.end, limit) - tile;
+      if (begin < end) start_rows(to, source, tile, begin, end, arriving);
       if (!shared) break;
       ++i;
     }
@@ -273,6 +303,27 @@ struct TileCopier {
       expand(to.values + offset(i));
     }
   }
+  // Whether this thread's part of the values holds what is no number.
+  __device__ __forceinline__ bool has_broken_values(const Buffer& buffer) const {
+    if (kLanes != kChunks && chunk() >= kChunks) return false;
+    uint32_t broken = 0;
+#pragma unroll
+    for (int i = 0; i < kPasses; ++i) {
+      const uint4 x = *reinterpret_cast<const uint4*>(buffer.values + offset(i));
+      broken |= broken_halves(x.x) | broken_halves(x.y) | broken_halves(x.z) | broken_halves(x.w);
+    }
+    return broken != 0;
+  }
+  // An exponent of ones carries into the sign.
+  static __device__ __forceinline__ uint32_t broken_halves(uint32_t pair) {
+    return ((pair & 0x7C007C00u) + 0x04000400u) & 0x80008000u;
+  }
+  __device__ __forceinline__ void clear_value(Buffer& buffer, int key) const {
+    if (threadIdx.x >= kChunks) return;
+    *reinterpret_cast<uint4*>(buffer.values + key * kRowStride<kDim> + threadIdx.x * 8) =
+        uint4{0, 0, 0, 0};
+  }
+
   static __device__ __forceinline__ void expand(__half* chunk) {
     const uint2 codes = *reinterpret_cast<const uint2*>(chunk);
     const uint2 low = halves_of_codes(codes.x), high = halves_of_codes(codes.y);

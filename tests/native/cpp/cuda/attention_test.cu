@@ -37,7 +37,6 @@ void report(const std::string& what, bool held, const std::string& found = "") {
 
 // ---- numbers ------------------------------------------------------------------------------------
 
-float half_of(float x) { return __half2float(__float2half(x)); }
 uint16_t half_bits(float x) {
   const __half h = __float2half(x);
   uint16_t bits;
@@ -46,12 +45,12 @@ uint16_t half_bits(float x) {
 }
 float from_bits(uint16_t bits) { return __half2float(__ushort_as_half(bits)); }
 
-// In [-1, 1), and held by FP16.
+// One of 2,048 numbers in [-1, 1), all of which FP16 holds.
 float noise(uint64_t stream, int64_t index) {
   uint64_t z = (stream << 40) + static_cast<uint64_t>(index) * 0x9E3779B97F4A7C15;
   z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9;
   z = (z ^ z >> 27) * 0x94D049BB133111EB;
-  return half_of(static_cast<float>((z ^ z >> 31) >> 40) / (1 << 23) - 1.0f);
+  return static_cast<float>(static_cast<int>((z ^ z >> 31) >> 53) - 1024) / 1024.0f;
 }
 
 // ---- device memory ------------------------------------------------------------------------------
@@ -137,16 +136,16 @@ struct Scene {
 
 // How the same scene is given to the kernels.
 struct Layout {
-  int64_t prefix = 0;              // tokens in segments before the sequences' own
-  std::vector<int64_t> cuts;       // borders of those segments
-  int64_t item_rows = INT64_MAX;   // at most attention_rows()
-  bool join = true;                // sequences share items
-  bool decode = false;             // as decode items
-  bool decoys = false;             // segments of other planes lie between
-  size_t shift = 0;                // of addresses
-  int64_t spare_items = 0;         // items without rows at the end
+  int64_t prefix = 0;             // tokens in segments before the sequences' own
+  std::vector<int64_t> cuts;      // borders of those segments
+  int64_t item_rows = INT64_MAX;  // at most attention_rows()
+  bool join = true;               // sequences share items
+  bool decode = false;            // as decode items
+  bool decoys = false;            // segments of other planes lie between
+  size_t shift = 0;               // of addresses
+  int64_t spare_items = 0;        // items without rows at the end
   int64_t spare_spans = 0;
-  size_t scratch = SIZE_MAX;       // bytes that the kernels get
+  size_t scratch = SIZE_MAX;  // bytes that the kernels get
   bool graph = false;
 };
 
@@ -170,13 +169,13 @@ std::vector<double> token_head(const Scene& s, const Sequence& q, int64_t token,
     largest = std::max(largest, std::fabs(value));
   }
   if (!s.mode.int8()) return x;
-  const float step = spoiled ? NAN : half_of(largest / 127.0f);
+  const float step = spoiled ? NAN : from_bits(half_bits(largest / 127.0f));
   if (scale != nullptr) *scale = step;
   for (double& value : x) {
-    const int code = spoiled ? 0
-                             : std::clamp(static_cast<int>(std::nearbyint(
-                                              static_cast<float>(value) / step)),
-                                          -127, 127);
+    const int code =
+        spoiled ? 0
+                : std::clamp(static_cast<int>(std::nearbyint(static_cast<float>(value) / step)),
+                             -127, 127);
     if (codes != nullptr) codes->push_back(code);
     value = static_cast<double>(static_cast<float>(code)) * static_cast<double>(step);
   }
@@ -212,9 +211,9 @@ KvSegment place_segment(const Scene& s, const Sequence& q, int64_t begin, int64_
         std::vector<int> codes;
         float scale = 1.0f;
         const auto x = token_head(s, q, t, which, h, &codes, &scale);
-        uint8_t* to = arena().host(places[which]) + segment.plane_bytes +
-                      static_cast<size_t>((t - begin) * m.kv() + h * m.shape.head_dim) *
-                          m.kv_element();
+        uint8_t* to =
+            arena().host(places[which]) + segment.plane_bytes +
+            static_cast<size_t>((t - begin) * m.kv() + h * m.shape.head_dim) * m.kv_element();
         for (size_t d = 0; d < x.size(); ++d) {
           const auto value = static_cast<float>(x[d]);
           const uint16_t bits = half_bits(value);
@@ -227,11 +226,11 @@ KvSegment place_segment(const Scene& s, const Sequence& q, int64_t begin, int64_
         }
         if (m.int8()) {
           const uint16_t bits = half_bits(scale);
-          std::memcpy(arena().host(scales) +
-                          2 * (segment.plane_scales +
-                               static_cast<size_t>(((t - begin) * 2 + which) *
-                                                       m.shape.n_kv_heads + h)),
-                      &bits, 2);
+          std::memcpy(
+              arena().host(scales) +
+                  2 * (segment.plane_scales +
+                       static_cast<size_t>(((t - begin) * 2 + which) * m.shape.n_kv_heads + h)),
+              &bits, 2);
         }
       }
     }
@@ -282,8 +281,8 @@ Plan lay_out(const Scene& s, const Layout& how) {
   for (const Sequence& q : s.sequences) {
     const KvSegment own = place_segment(s, q, how.prefix, q.length, how.shift);
     for (int64_t at = q.length - q.rows; at < q.length;) {
-      const bool joins = !plan.items.empty() && how.join && !how.decode &&
-                         plan.items.back().rows < limit;
+      const bool joins =
+          !plan.items.empty() && how.join && !how.decode && plan.items.back().rows < limit;
       if (!joins) {
         Item item;
         item.n_segments = static_cast<int32_t>(plan.segments.size());
@@ -335,8 +334,8 @@ std::vector<uint32_t> attend(const Scene& s, const Layout& how) {
   const Plan plan = lay_out(s, how);
   const int64_t gap = how.shift != 0 ? 3 : 8;
   const int64_t query_stride = m.q() + 2 * m.kv() + gap, out_stride = m.q() + gap;
-  const size_t queries = arena().take(static_cast<size_t>(plan.rows * query_stride) * m.element(),
-                                      how.shift);
+  const size_t queries =
+      arena().take(static_cast<size_t>(plan.rows * query_stride) * m.element(), how.shift);
   const size_t out_bytes = static_cast<size_t>(plan.rows * out_stride) * m.element();
   const size_t out = arena().take(out_bytes, how.shift);
   int64_t row = 0;
@@ -379,8 +378,7 @@ std::vector<uint32_t> attend(const Scene& s, const Layout& how) {
   std::vector<uint32_t> result;
   for (int64_t r = 0; r < plan.rows; ++r) {
     for (int64_t i = 0; i < out_stride; ++i) {
-      const uint8_t* at =
-          arena().host(out) + static_cast<size_t>(r * out_stride + i) * m.element();
+      const uint8_t* at = arena().host(out) + static_cast<size_t>(r * out_stride + i) * m.element();
       uint32_t bits = 0;
       std::memcpy(&bits, at, m.element());
       if (i < m.q()) {
@@ -419,14 +417,14 @@ std::vector<double> expected(const Scene& s, const Sequence& q, const HeadTokens
                              int64_t position, int64_t head) {
   const int64_t dim = s.mode.shape.head_dim;
   const int64_t seen = std::max(position + 1, position < q.open ? q.open : 0);
-  std::vector<double> scores, out(static_cast<size_t>(dim), 0.0);
+  std::vector<double> query, scores, out(static_cast<size_t>(dim), 0.0);
+  for (int64_t d = 0; d < dim; ++d) {
+    query.push_back(static_cast<double>(query_element(s, q, position, head * dim + d)));
+  }
   for (int64_t t = 0; t < seen; ++t) {
     double score = 0.0;
     const auto& key = tokens.keys[static_cast<size_t>(t)];
-    for (int64_t d = 0; d < dim; ++d) {
-      score += static_cast<double>(query_element(s, q, position, head * dim + d)) *
-               key[static_cast<size_t>(d)];
-    }
+    for (size_t d = 0; d < query.size(); ++d) score += query[d] * key[d];
     scores.push_back(score / std::sqrt(static_cast<double>(dim)));
   }
   const double top = *std::max_element(scores.begin(), scores.end());
@@ -500,8 +498,9 @@ void same(const std::string& what, const Scene& s, const std::vector<uint32_t>& 
   size_t differing = 0;
   for (size_t i = 0; i < want.size(); ++i) differing += i >= found.size() || want[i] != found[i];
   report(what + ", " + s.mode.name(), want.size() == found.size() && differing == 0,
-         differing == 0 ? "" : std::to_string(differing) + " of " + std::to_string(want.size()) +
-                                   " elements differ");
+         differing == 0 ? ""
+                        : std::to_string(differing) + " of " + std::to_string(want.size()) +
+                              " elements differ");
 }
 void same(const std::string& what, const Scene& s, const std::vector<uint32_t>& want,
           const Layout& how) {
@@ -662,7 +661,8 @@ void check_capacities(const Mode& m) {
 void run_checks() {
   for (const int64_t dim : {8, 20, 64, 96, 128, 256}) {
     for (const int64_t group : {1, 4, 16}) {
-      for (const KvFormat format : kBoth) check_lengths(mode(group == 16 ? 1 : 2, group, dim, format));
+      for (const KvFormat format : kBoth)
+        check_lengths(mode(group == 16 ? 1 : 2, group, dim, format));
     }
   }
   for (const KvFormat format : kBoth) {
@@ -723,8 +723,8 @@ struct Bench {
     const size_t bytes = elements * (format == KvFormat::kInt8 ? 1 : 2);
     s.keys = static_cast<uint8_t*>(allocate(bytes));
     s.values = static_cast<uint8_t*>(allocate(bytes));
-    s.scales = static_cast<uint16_t*>(
-        allocate(static_cast<size_t>((end - begin) * shape.n_kv_heads) * 4));
+    s.scales =
+        static_cast<uint16_t*>(allocate(static_cast<size_t>((end - begin) * shape.n_kv_heads) * 4));
     return s;
   }
   void add(int64_t prefix, int64_t length, int64_t n, int64_t limit, bool join) {
@@ -755,8 +755,11 @@ struct Bench {
   }
   // Seconds of one call, of `calls` in a graph.
   double seconds(int calls) {
-    const AttentionPlan plan{upload(items), upload(pieces), upload(segments),
-                             static_cast<int32_t>(items.size()), static_cast<int32_t>(spans),
+    const AttentionPlan plan{upload(items),
+                             upload(pieces),
+                             upload(segments),
+                             static_cast<int32_t>(items.size()),
+                             static_cast<int32_t>(spans),
                              decode};
     const int64_t stride = (shape.n_q_heads + 2 * shape.n_kv_heads) * shape.head_dim;
     const Rows queries{static_cast<uint8_t*>(allocate(static_cast<size_t>(rows * stride * 2))),
@@ -764,8 +767,7 @@ struct Bench {
     const int64_t out_stride = shape.n_q_heads * shape.head_dim;
     const Rows out{static_cast<uint8_t*>(allocate(static_cast<size_t>(rows * out_stride * 2))),
                    out_stride};
-    const size_t bytes =
-        attention_scratch_bytes(shape, static_cast<int64_t>(items.size()), spans);
+    const size_t bytes = attention_scratch_bytes(shape, static_cast<int64_t>(items.size()), spans);
     void* scratch = allocate(bytes + 16);
     cudaStream_t stream;
     cudaGraph_t graph;
@@ -799,9 +801,7 @@ struct Bench {
   }
 };
 
-const char* format_name(KvFormat format) {
-  return format == KvFormat::kInt8 ? "int8" : "fp16";
-}
+const char* format_name(KvFormat format) { return format == KvFormat::kInt8 ? "int8" : "fp16"; }
 
 void time_documents(const HeadShape& shape, KvFormat format, int64_t n, int64_t length) {
   Bench bench{shape, format, {}, {}, {}, 0, 0, false, {}};
@@ -822,20 +822,20 @@ void time_continuations(const HeadShape& shape, int64_t n, int64_t prefix, int64
   }
   const double s = bench.seconds(4);
   const double keys = static_cast<double>(prefix) + static_cast<double>(rows + 1) / 2.0;
-  std::printf("      %ld continuations of %ld on %ld, %ld on %ld x %ld: %.1f us, %.0f TFLOP/s\n",
-              long(n), long(rows), long(prefix), long(shape.n_q_heads), long(shape.n_kv_heads),
-              long(shape.head_dim), s * 1e6,
-              static_cast<double>(n * rows * shape.n_q_heads * shape.head_dim) * 4.0 * keys / s *
-                  1e-12);
+  std::printf(
+      "      %ld continuations of %ld on %ld, %ld on %ld x %ld: %.1f us, %.0f TFLOP/s\n", long(n),
+      long(rows), long(prefix), long(shape.n_q_heads), long(shape.n_kv_heads), long(shape.head_dim),
+      s * 1e6,
+      static_cast<double>(n * rows * shape.n_q_heads * shape.head_dim) * 4.0 * keys / s * 1e-12);
 }
 
 void time_decode(const HeadShape& shape, KvFormat format, int64_t n, int64_t length) {
   Bench bench{shape, format, {}, {}, {}, 0, 0, true, {}};
   for (int64_t i = 0; i < n; ++i) bench.add(0, length, 1, 1, false);
   const double s = bench.seconds(50);
-  const double row = static_cast<double>(shape.n_kv_heads) *
-                     static_cast<double>(format == KvFormat::kInt8 ? 2 * shape.head_dim + 4
-                                                                   : 4 * shape.head_dim);
+  const double row =
+      static_cast<double>(shape.n_kv_heads) *
+      static_cast<double>(format == KvFormat::kInt8 ? 2 * shape.head_dim + 4 : 4 * shape.head_dim);
   std::printf("      decode %3ld x %4ld, %ld on %ld x %ld %s: %7.2f us, %5.0f GB/s\n", long(n),
               long(length), long(shape.n_q_heads), long(shape.n_kv_heads), long(shape.head_dim),
               format_name(format), s * 1e6, static_cast<double>(n * length) * row / s * 1e-9);
