@@ -15,7 +15,7 @@ from .descriptor import integer
 from .records import Value
 
 _INT8_GROUP, _INT4_GROUP = 128, 64
-_LINE = 64  # what the engine rounds every allocation up to
+_LINE = 64  # what the engine rounds every allocation on the CPU up to
 
 
 def planes(descriptor: Mapping[str, Value]) -> int:
@@ -43,7 +43,10 @@ def cache_bytes(descriptor: Mapping[str, Value], mode: str) -> int:
     return planes(descriptor) * plane
 
 
-def state_bytes(descriptor: Mapping[str, Any], rows: int) -> int:
-    """Bytes of the float32 states that an upgradable prefix or a resume handle keeps for its rows."""
+def state_bytes(descriptor: Mapping[str, Any], rows: int, block_bytes: int = _LINE) -> int:
+    """Bytes of the float32 states that an upgradable prefix or a resume handle keeps for its rows.
+
+    block_bytes: what the device rounds an allocation up to (Model.block_bytes); the CPU's, if not given.
+    """
     states = 2 if descriptor["n_low"] or descriptor["inject"] == "linear" else 1
-    return -(-4 * states * rows * int(descriptor["hidden_size"]) // _LINE) * _LINE
+    return -(-4 * states * rows * int(descriptor["hidden_size"]) // block_bytes) * block_bytes

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,7 +91,7 @@ def cascade(
     if alone.any():
         assert exit_threshold is not None
         _score_by_gate(model, items, np.flatnonzero(alone), steps, exit_threshold, found)
-    for which in _slices(model.descriptor, items, group, np.flatnonzero(~alone), handle_budget_bytes):
+    for which in _slices(model, items, group, np.flatnonzero(~alone), handle_budget_bytes):
         assert margin is not None
         _score_by_margin(model, items.take(which), group[which], steps, margin, found)
     return found.result(steps[-1])
@@ -247,7 +246,7 @@ class _DeeperPrefixes:
 
 
 def _slices(
-    descriptor: Mapping[str, Any],
+    model: Model,
     items: FlatItems,
     group: NDArray[np.int64],
     which: NDArray[np.int64],
@@ -264,7 +263,8 @@ def _slices(
         yield which
         return
     needs = np.zeros(group.max() + 1, np.int64)
-    bytes_each = [2 * state_bytes(descriptor, int(rows)) for rows in items.rows[which]]
+    descriptor, block = model.descriptor, model.block_bytes
+    bytes_each = [2 * state_bytes(descriptor, int(rows), block) for rows in items.rows[which]]
     np.add.at(needs, group[which], bytes_each)
     if needs.max() > budget:
         raise InvalidInputError(

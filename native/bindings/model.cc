@@ -246,6 +246,7 @@ void bind_facts(py::class_<PyModel>& model) {
       .def_property_readonly("digest", [](const PyModel& p) { return p.digest(); })
       .def_property_readonly("numerics_id",
                              [](const PyModel& p) { return p.open()->numerics_id(); })
+      .def_property_readonly("block_bytes", [](const PyModel& p) { return p.open()->account->alignment(); })
       .def_property_readonly("max_seq_len",
                              [](const PyModel& p) { return p.open()->options.max_seq_len; })
       .def_property_readonly("cache_mode",

@@ -189,7 +189,9 @@ def test_slices_under_a_byte_budget_give_the_same_numbers_in_less_memory(
     flat, groups = items(40, seed=4), rows_of_choices(40)
     with load_model(path, max_seq_len=64) as model:
         whole = cascade(model, *flat, groups=groups, depths=DEPTHS, margin=math.inf)
-        all_bytes = sum(2 * state_bytes(model.descriptor, int(n) - 1) for n in np.diff(flat[1]))
+        all_bytes = sum(
+            2 * state_bytes(model.descriptor, int(n) - 1, model.block_bytes) for n in np.diff(flat[1])
+        )
         base = model.vram_usage_bytes
     budget = all_bytes // 3
     # The account of the engine is the witness: it refuses what goes beyond.
@@ -215,7 +217,7 @@ def test_every_family_cascades_and_holds_what_was_planned(tmp_path: Path, family
         result = cascade(model, *flat, groups=groups, depths=(1, 2, 4), margin=2.0)
         check_exact(result, {depth: plain(model, flat, depth) for depth in (1, 2, 4)})
         for handle, rows in zip(model.start_many(*flat, 1, 2), np.diff(flat[1]) - 1, strict=True):
-            assert handle.bytes == state_bytes(model.descriptor, int(rows))
+            assert handle.bytes == state_bytes(model.descriptor, int(rows), model.block_bytes)
             handle.close()
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from engine_cases import random_ids
+from engine_cases import random_ids, rounded
 from stateful_cases import (
     KINDS,
     MODES,
@@ -406,15 +406,14 @@ def test_a_prefix_without_states_stays_as_deep_as_it_is(ouro: Model) -> None:
 def test_an_upgraded_prefix_shares_the_planes_of_the_old_one(ouro: Model) -> None:
     start = ouro.vram_usage_bytes
     old = ouro.prefix(IDS, depth=2)
-    deep = ouro.prefix(IDS, depth=4)
-    whole = deep.bytes
-    deep.close()
     new = old.upgrade(4)
-    states = len(IDS) * 48 * 4
-    assert new.bytes == whole
-    assert ouro.vram_usage_bytes - start == whole + states  # the planes once, the states twice
+    # Keys and values of two layers and two loops in FP16, of the old loops and of the new ones.
+    planes = 2 * rounded(len(IDS) * 2 * 2 * 2 * 64 * 2)
+    states = rounded(len(IDS) * 48 * 4)
+    assert new.bytes == planes + states
+    assert ouro.vram_usage_bytes - start == planes + 2 * states  # the planes once, the states twice
     old.close()
-    assert ouro.vram_usage_bytes - start == whole
+    assert ouro.vram_usage_bytes - start == planes + states
     assert_same_bits(score_one(ouro, TAIL, 19, 4, prefix=new), score_one(ouro, np.r_[IDS, TAIL], 19, 4))
 
 

@@ -30,7 +30,8 @@ int failures() { return failed; }
 int main(int argc, char** argv) {
   using namespace tinyloop;
   using namespace tinyloop::cuda;
-  const auto half = make_cpu_backend("", 4, false), full = make_cpu_backend("", 4, true);
+  const auto half = make_cpu_backend("", 4, NumericMode::kFp16);
+  const auto full = make_cpu_backend("", 4, NumericMode::kFp32);
   Bench bench;
   bench.half = half.get();
   bench.full = full.get();
