@@ -34,6 +34,14 @@ __device__ __forceinline__ void copy_async(uint32_t to, const void* from, int by
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
                : "memory");
 }
+// 16 bytes, or nothing.
+__device__ __forceinline__ void copy_async_if(bool copies, uint32_t to, const void* from) {
+  asm volatile(
+      "{ .reg .pred p; setp.ne.b32 p, %2, 0; @p cp.async.cg.shared.global [%0], [%1], 16; }" ::"r"(
+          to),
+      "l"(from), "r"(static_cast<int>(copies))
+      : "memory");
+}
 __device__ __forceinline__ void commit_copies() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
