@@ -3,7 +3,7 @@
 //
 // Keys are folded in tiles of kKeyTile cut by absolute position. A tile's softmax is its own: its
 // own maximum, weights rounded to FP16, products from zero. Its result (m, l, o) is then merged
-// into the row's, tile after tile in position order (fold in attention_tiles.cuh). What a row gets
+// into the row's, tile after tile in position order (attention_fold.cuh). What a row gets
 // thus depends on nothing but its queries and the keys it sees: not on its neighbours, nor on where
 // a prefix ends, nor on which kernel read the tile, nor on how many thread blocks shared the work.
 #pragma once
