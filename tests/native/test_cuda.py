@@ -1,0 +1,229 @@
+"""What is about a GPU alone: its numbers beside the CPU's, its memory beside the driver's books, and processes.
+
+The engine's other tests run on a GPU under TINYLOOP_DEVICE=cuda.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from engine_cases import random_ids, score_items, write_calm
+from tinyloop.native import GenerateRequest, LoadError, Model, devices, load_model
+from tinyloop.native.models import default_model_path
+
+# CPU and GPU round FP16 activations at the same places, and the GPU rounds matrices to FP16 besides: each is
+# within FP16_RMS (5e-3) and FP16_MAX (3e-2) of the reference, so they are within twice that of each other.
+PAIR_RMS, PAIR_MAX = 1e-2, 6e-2
+# Float32 sums in another order.
+FLOAT_MAX = 1e-4
+# The driver's own books move in steps of 2 MiB; other processes' do not move while these tests run.
+DRIVER_BYTES = 4 << 20
+MODES = ("fp16", "int8", "h_fp16", "h_int8", "h_int4")
+
+
+def run_python(text: str, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", text],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.strip()
+
+
+def test_without_a_driver_the_import_works_and_there_are_no_devices() -> None:
+    text = "import tinyloop.native as t; print(t.devices())"
+    assert run_python(text, CUDA_VISIBLE_DEVICES="") == "[]"
+
+
+def test_a_device_that_is_not_there_is_a_load_error() -> None:
+    with pytest.raises(LoadError, match="cuda:77"):
+        load_model(default_model_path(), device="cuda:77")
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:cache_mode:UserWarning")
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("family", "bits"), [("ouro", 4), ("olmo2", 8), ("huginn", 16), ("hrm_text", 4)])
+def test_the_gpu_says_what_the_cpu_says(tmp_path: Path, family: str, bits: int, mode: str) -> None:
+    path = write_calm(tmp_path / "m.tloop", family, bits=bits, seed=bits)
+    ids = random_ids(60)
+    numbers: dict[Any, float] = {"fp32": FLOAT_MAX, "fp16": PAIR_MAX}
+    for numeric_mode, limit in numbers.items():
+        options: dict[str, Any] = {"numeric_mode": numeric_mode, "cache_mode": mode}
+        with (
+            load_model(path, 64, device="cpu", **options) as cpu,
+            load_model(path, 64, device="cuda", **options) as gpu,
+        ):
+            apart = np.abs(cpu.score_tokens(ids) - gpu.score_tokens(ids))
+        if numeric_mode == "fp16" or mode in ("fp16", "h_fp16"):
+            assert apart.max() <= limit
+        else:  # a value on the border of two codes falls to either side, and moves what follows
+            assert np.median(apart) <= limit
+
+
+@pytest.mark.gpu
+def test_the_shipped_model_scores_and_generates_as_on_the_cpu() -> None:
+    ids = random_ids(400, vocab=4000)
+    request = GenerateRequest(ids[:50], 40, stop_ids=())
+    path = default_model_path()
+    with load_model(path, device="cpu") as cpu, load_model(path, device="cuda") as gpu:
+        apart = cpu.score_tokens(ids) - gpu.score_tokens(ids)
+        assert np.sqrt(np.mean(apart**2)) <= PAIR_RMS
+        assert np.abs(apart).max() <= PAIR_MAX
+        (there,) = gpu.generate([request])
+        whole = np.concatenate([request.token_ids, there.token_ids]).astype(np.int32)
+        assert np.array_equal(gpu.score_tokens(whole)[49:], there.logprobs)
+        greedy = score_items(cpu, [(whole, 40)]).greedy
+    # Two near logits may change places between devices; most are far apart.
+    assert greedy.mean() >= 0.9
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("fp16_cache", ["off", "loop", "all"])
+def test_copies_of_weights_change_memory_and_no_bit(fp16_cache: str) -> None:
+    ids = random_ids(700, vocab=4000)
+    path = default_model_path()
+    with (
+        load_model(path, device="cuda", fp16_cache="off") as plain,
+        load_model(path, device="cuda", fp16_cache=fp16_cache) as other,
+    ):
+        assert np.array_equal(plain.score_tokens(ids), other.score_tokens(ids))
+        held = {model: model.memory_report()["weights"] for model in (plain, other)}
+    assert (held[other] > held[plain]) == (fp16_cache != "off")
+
+
+@pytest.mark.gpu
+def test_without_the_library_the_bits_are_the_same() -> None:
+    """Sums by our own kernels, by the library, by one row or by many: one class of numbers."""
+    text = (
+        "import numpy as np, sys; from tinyloop.native import load_model; "
+        "from tinyloop.native.models import default_model_path; import tinyloop.native.engine as e; "
+        "e.wheel_folder = (lambda: '') if sys.argv[1:] == [] else e.wheel_folder; "
+        "m = load_model(default_model_path(), device='cuda', fp16_cache='all'); "
+        "ids = np.random.default_rng(0).integers(0, 4000, 900).astype(np.int32); "
+        "import hashlib; print(m.numerics_id.split('/')[2].split('-')[0], "
+        "hashlib.sha256(m.score_tokens(ids).tobytes()).hexdigest())"
+    )
+    with_library = run_python(text.replace("sys.argv[1:] == []", "False"))
+    without = run_python(text, TINYLOOP_CUBLASLT="/nonexistent/libcublasLt.so")
+    if with_library.split()[0] != "cublaslt":
+        pytest.fail(f"the library was not found: {with_library}")
+    assert without.split()[1] == with_library.split()[1]
+
+
+# ---- memory --------------------------------------------------------------------------------------
+
+
+def used_by_device() -> int:
+    text = subprocess.run(
+        ["nvidia-smi", "--id=0", "--query-gpu=memory.used", "--format=csv,noheader,nounits"],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    return int(text) << 20
+
+
+def near(books: int, device: int) -> bool:
+    return abs(device - books) <= max(DRIVER_BYTES, books // 100)
+
+
+@pytest.mark.gpu
+def test_the_books_are_the_devices_own() -> None:
+    path = default_model_path()
+    load_model(path, 256, device="cuda").close()  # the context, and what the library keeps
+    before = used_by_device()
+    model = load_model(path, 4096, device="cuda")
+    assert near(model.vram_usage_bytes, used_by_device() - before)
+    prefixes = [model.prefix(random_ids(2000, seed=i, vocab=4000)) for i in range(6)]
+    handle = model.start(random_ids(500, vocab=4000), 2, 4)
+    assert near(model.vram_usage_bytes, used_by_device() - before)
+    for held in [*prefixes, handle]:
+        held.close()
+    assert near(model.vram_usage_bytes, used_by_device() - before)
+    model.close()
+    assert near(0, used_by_device() - before)
+
+
+@pytest.mark.gpu
+def test_loads_that_fail_leave_nothing_on_the_device() -> None:
+    path = default_model_path()
+    with load_model(path, 512, device="cuda") as model:
+        needs = model.vram_usage_bytes
+    before = used_by_device()
+    for budget in np.linspace(1, needs - 1, 20).astype(int):
+        with pytest.raises(Exception, match="cannot allocate"):
+            load_model(path, 512, device="cuda", budget_bytes=int(budget))
+    assert near(0, used_by_device() - before)
+    with load_model(path, 512, device="cuda", budget_bytes=needs) as model:
+        model.score_tokens(random_ids(40))
+
+
+@pytest.mark.gpu
+def test_more_than_the_device_has_is_refused_and_harms_nothing(tmp_path: Path) -> None:
+    path = write_calm(tmp_path / "m.tloop", "ouro", bits=4, max_positions=1 << 30)
+    with load_model(default_model_path(), 256, device="cuda") as bystander:
+        expected = bystander.score_tokens(random_ids(40))
+        with pytest.raises(Exception, match=r"cannot allocate \d+ bytes for .*GPU 0"):
+            load_model(path, 1 << 30, device="cuda")
+        assert np.array_equal(bystander.score_tokens(random_ids(40)), expected)
+
+
+# ---- processes -----------------------------------------------------------------------------------
+
+LOADED = (
+    "import os, numpy as np; from tinyloop.native import *; "
+    "from tinyloop.native.models import default_model_path; "
+    "m = load_model(default_model_path(), 256, device='cuda'); ids = np.arange(30, dtype=np.int32); "
+    "p = m.prefix(ids); "
+)
+
+
+@pytest.mark.gpu
+def test_a_process_may_end_with_live_handles() -> None:
+    assert run_python(LOADED + "print('ended')") == "ended"
+    assert run_python(LOADED + "del m; print('ended')") == "ended"
+    assert run_python(LOADED + "del p; m.close(); print('ended')") == "ended"
+
+
+@pytest.mark.gpu
+def test_a_forked_child_is_refused_and_may_end() -> None:
+    text = LOADED + (
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    try:\n"
+        "        m.score_tokens(ids)\n"
+        "    except ConcurrentUseError as error:\n"
+        "        del p, m\n"
+        "        os._exit(7 if 'fork' in str(error) else 8)\n"
+        "    os._exit(9)\n"
+        "_, status = os.waitpid(child, 0)\n"
+        "print(os.waitstatus_to_exitcode(status), np.isfinite(m.score_tokens(ids)).all())"
+    )
+    assert run_python(text) == "7 True"
+
+
+@pytest.mark.gpu
+def test_two_models_share_a_device() -> None:
+    path, ids = default_model_path(), random_ids(100, vocab=4000)
+    models: list[Model] = [load_model(path, 256, device="cuda") for _ in range(2)]
+    expected = models[0].score_tokens(ids)
+    models[0].close()
+    assert np.array_equal(models[1].score_tokens(ids), expected)
+    models[1].close()
+
+
+@pytest.mark.gpu
+def test_devices_name_what_can_be_loaded_on() -> None:
+    for device in devices():
+        with load_model(default_model_path(), 64, device=device.device) as model:
+            assert f"/sm{device.capability[0]}{device.capability[1]}/" in model.numerics_id
