@@ -1,4 +1,4 @@
-"""What is about a GPU alone: its numbers beside the CPU's, its memory beside the driver's books, and processes.
+"""What is about a GPU alone: its numbers beside the CPU's, its memory beside the driver's books, its processes.
 
 The engine's other tests run on a GPU under TINYLOOP_DEVICE=cuda.
 """

@@ -108,7 +108,10 @@ class CudaBackend : public Backend {
       throw DeviceError("cannot use device cuda:" + std::to_string(options_.device) +
                         ": the driver does not let this thread use it");
     }
-    device_->replays->abandon();
+    if (device_->replays->recording()) {  // what an exception left
+      device_->replays->abandon();
+      device_->memory->let_chunks_go();
+    }
   }
   void leave() noexcept override {
     pending_ = std::monostate();  // only what an exception left
@@ -265,11 +268,21 @@ class CudaBackend : public Backend {
     flush();
     const DevicePlan& plan = device_plan(chunk);
     if (!plan.attention.decode) return true;
-    return device_->replays->begin({key, plan.attention.max_spans, plan.generation});
+    const bool runs = device_->replays->begin({key, plan.attention.max_spans, plan.generation});
+    // A block freed by another thread may wait for the device, which would spoil the recording.
+    if (device_->replays->recording()) device_->memory->hold_chunks();
+    return runs;
   }
   void end_steps() override {
     flush();
-    device_->replays->end();
+    if (!device_->replays->recording()) return;
+    try {
+      device_->replays->end();
+    } catch (...) {
+      device_->memory->let_chunks_go();
+      throw;
+    }
+    device_->memory->let_chunks_go();
   }
 
   void norm_store(const float* state, const NormSpec& norm, int64_t rows, int64_t width,
