@@ -1,4 +1,4 @@
-"""What is about a GPU alone: its numbers beside the CPU's, its memory beside the driver's books, its processes.
+"""What is about a GPU alone: its numbers beside the CPU's, its books beside the driver's, its processes.
 
 The engine's other tests run on a GPU under TINYLOOP_DEVICE=cuda.
 """
