@@ -72,6 +72,21 @@ __device__ __forceinline__ void store_four(float* to, float4 x) {
   *reinterpret_cast<float4*>(to) = x;
 }
 
+// Eight halves from k on, zeros from `inputs` on, one by one, to
+// shared memory.
+__device__ __forceinline__ void copy_singly(const __half* row, int64_t k, int64_t inputs,
+                                            uint32_t to) {
+  uint32_t words[4] = {};
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const uint32_t bits = k + i < inputs ? __half_as_ushort(row[k + i]) : 0u;
+    words[i / 2] |= bits << (i % 2 * 16);
+  }
+  asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(to), "r"(words[0]), "r"(words[1]),
+               "r"(words[2]), "r"(words[3])
+               : "memory");
+}
+
 // ---- rows whose elements may all be loaded by four --------------------------------------------
 
 template <typename T>
@@ -96,9 +111,9 @@ __device__ __forceinline__ float4 unpack(float4 x) { return x; }
 
 // to[k ..] = finish(k, fetch(k)) for k = begin, begin + step, .. below inputs, zeros from there up
 // to padded. Loads go ahead of all that waits for them.
-template <typename T, typename Fetch, typename Finish>
+template <typename To, typename Fetch, typename Finish>
 __device__ __forceinline__ void form_fours(int64_t begin, int64_t step, int64_t inputs,
-                                           int64_t padded, T* to, Fetch fetch, Finish finish) {
+                                           int64_t padded, To to, Fetch fetch, Finish finish) {
   constexpr int kAtOnce = 4;
   for (int64_t k = begin; k < padded; k += kAtOnce * step) {
     decltype(fetch(k)) raw[kAtOnce] = {};
@@ -124,9 +139,9 @@ struct Gated {
 };
 
 // form_row() where it can; false where rows are not aligned.
-template <typename T>
+template <typename T, typename To>
 __device__ __forceinline__ bool form_row_by_four(const LinearInput& input, int64_t r,
-                                                 int64_t inputs, int64_t begin, int64_t step, T* to,
+                                                 int64_t inputs, int64_t begin, int64_t step, To to,
                                                  int64_t padded) {
   if (inputs % 4 != 0) return false;
   if (input.kind == InputKind::kState) {
@@ -167,13 +182,13 @@ __device__ __forceinline__ bool form_row_by_four(const LinearInput& input, int64
 }
 
 // Share `share` of `shares` of row r to `to`, zeros from `inputs` up to `padded` (a multiple of 4).
-// Called by a whole warp; the row is the same in all lanes.
-template <typename T>
+// Called by a whole warp; the row is the same in all lanes. `to` + k is where element k goes.
+template <typename T, typename To>
 __device__ __forceinline__ void form_row(const LinearInput& input, int64_t r, int64_t inputs,
-                                         int share, int shares, T* to, int64_t padded) {
+                                         int share, int shares, To to, int64_t padded) {
   const int64_t begin = share * 128 + static_cast<int64_t>(threadIdx.x % 32) * 4;
   const int64_t step = static_cast<int64_t>(shares) * 128;
-  if (form_row_by_four(input, r, inputs, begin, step, to, padded)) return;
+  if (form_row_by_four<T>(input, r, inputs, begin, step, to, padded)) return;
   const float factor = input_factor(input, r, inputs);
 #pragma unroll 1
   for (int64_t k = begin; k < padded; k += step) {

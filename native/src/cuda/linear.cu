@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <string>
 
 #include "cuda/cublas_lt.h"
 #include "cuda/input_rows.cuh"
@@ -13,9 +12,9 @@ namespace tinyloop::cuda {
 namespace {
 
 // From so many rows on cuBLASLt is faster than our own kernels: with an FP16 cache of the weight,
-// and when the weight must be dequantized first.
-constexpr int64_t kWideRows = 256;
-constexpr int64_t kWideRowsUncached = 512;
+// and when the weight must be dequantized first. The bits are equal.
+constexpr int64_t kWideRows = 129;
+constexpr int64_t kWideRowsUncached = 256;
 
 constexpr int kRowsPerBlock = 8;  // of form_rows
 
@@ -26,7 +25,7 @@ __global__ void __launch_bounds__(kRowsPerBlock * 32)
   wait_for_previous();
   let_next_start();
   const int64_t r = static_cast<int64_t>(blockIdx.x) * kRowsPerBlock + threadIdx.x / 32;
-  if (r < rows) form_row(input, first + r, inputs, 0, 1, out + r * stride, padded);
+  if (r < rows) form_row<T>(input, first + r, inputs, 0, 1, out + r * stride, padded);
 }
 
 int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
@@ -59,14 +58,33 @@ LinearCall rows_of(const LinearCall& call, int64_t first, int64_t rows, bool fp3
   return part;
 }
 
+// By our own kernels; the input is kRows.
+void multiply_ourselves(cudaStream_t stream, const LinearCall& call, const LinearContext& context) {
+  if (takes_warpgroups(call, context)) return linear_warpgroups(stream, call, context);
+  if (takes_narrow(call, context)) return linear_narrow(stream, call, context);
+  linear_tiled(stream, call, context);
+}
+
 void multiply_rows(cudaStream_t stream, const LinearCall& call, const LinearContext& context) {
   if (context.fp32) return linear_fp32(stream, call);
   const int64_t wide_rows = call.weight.cache != nullptr ? kWideRows : kWideRowsUncached;
   if (call.rows >= wide_rows && takes_wide(call, context)) {
     return linear_wide(stream, call, context);
   }
-  if (takes_narrow(call, context)) return linear_narrow(stream, call, context);
-  linear_tiled(stream, call, context);
+  multiply_ourselves(stream, call, context);
+}
+
+// Outputs [begin, end) of a call; begin is a multiple of 16.
+LinearCall outputs_of(const LinearCall& call, int64_t begin, int64_t end) {
+  LinearCall part = call;
+  DeviceWeight& w = part.weight;
+  w.outputs = end - begin;
+  w.data +=
+      begin / kTileOutputs * weight_slabs(w.inputs) * slab_bytes(w.kind, static_cast<int>(w.group));
+  if (w.cache != nullptr) w.cache += begin * w.cache_stride;
+  const size_t element = element_bytes(call.output.kind != OutputKind::kActivations);
+  part.output.data = static_cast<uint8_t*>(call.output.data) + static_cast<size_t>(begin) * element;
+  return part;
 }
 
 // The largest tile that still gives every multiprocessor a block; the smallest if none does.
@@ -103,6 +121,12 @@ LinearContext linear_context(bool fp32) {
   check(cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
         "ask for the shared memory of a block");
   context.shared_limit = static_cast<size_t>(shared);
+  int major = 0, minor = 0;
+  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
+        "ask for the device's generation");
+  check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device),
+        "ask for the device's generation");
+  context.warpgroups = major == 9 && minor == 0;
   return context;
 }
 
@@ -135,6 +159,18 @@ bool takes_narrow(const LinearCall& call, const LinearContext& context) {
 
 void linear_narrow(cudaStream_t stream, const LinearCall& call, const LinearContext& context) {
   kernels_of(call.weight.kind).narrow(stream, call, context);
+}
+
+bool takes_warpgroups(const LinearCall& call, const LinearContext& context) {
+  if (!context.warpgroups || context.fp32 || context.parts != 1) return false;
+  // Blocks of up to 8 rows form their input; a pair's may stand where others store their output.
+  if (call.input.kind == InputKind::kPair) return false;
+  if (call.rows > 8 && call.input.kind != InputKind::kRows) return false;
+  return kernels_of(call.weight.kind).warpgroup_shared(call, context) <= context.shared_limit;
+}
+
+void linear_warpgroups(cudaStream_t stream, const LinearCall& call, const LinearContext& context) {
+  kernels_of(call.weight.kind).warpgroup(stream, call, context);
 }
 
 void linear_tiled(cudaStream_t stream, const LinearCall& call, const LinearContext& context,
@@ -175,21 +211,17 @@ void linear_wide(cudaStream_t stream, const LinearCall& call, const LinearContex
       dequantize(stream, w, begin, end, static_cast<uint16_t*>(context.scratch), w.inputs);
       product.weight = context.scratch;
     }
-    product.output = call.output;
-    const size_t element = element_bytes(call.output.kind != OutputKind::kActivations);
-    product.output.data =
-        static_cast<uint8_t*>(call.output.data) + static_cast<size_t>(begin) * element;
-    if (!context.cublas_lt->multiply(stream, product)) {
-      throw DeviceError("cannot multiply " + std::to_string(call.rows) + " rows by a weight of " +
-                        std::to_string(product.outputs) + " x " + std::to_string(w.inputs) +
-                        ": cuBLASLt has no algorithm of one chain for it; without it (see "
-                        "TINYLOOP_CUBLASLT) our own kernels serve");
-    }
+    const LinearCall part = outputs_of(call, begin, end);
+    product.output = part.output;
+    if (!context.cublas_lt->multiply(stream, product)) multiply_ourselves(stream, part, context);
   }
 }
 
 void linear(cudaStream_t stream, const LinearCall& call, const LinearContext& context) {
   if (call.rows == 0) return;
+  if (call.rows <= 8 && takes_warpgroups(call, context)) {
+    return linear_warpgroups(stream, call, context);
+  }
   if (takes_narrow(call, context)) return linear_narrow(stream, call, context);
   if (call.input.kind == InputKind::kRows) return multiply_rows(stream, call, context);
 

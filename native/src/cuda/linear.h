@@ -60,6 +60,7 @@ struct LinearContext {
   int parts = 1;  // chains per output: part of the numerics
   int multiprocessors = 0;
   size_t shared_limit = 0;        // bytes of shared memory that a block may ask for
+  bool warpgroups = false;        // the device is one of sm_90a
   CublasLt* cublas_lt = nullptr;  // null: our own kernels at any number of rows
   void* scratch = nullptr;        // linear_scratch_bytes(), aligned to 256
   size_t scratch_bytes = 0;
@@ -84,13 +85,18 @@ void linear(cudaStream_t stream, const LinearCall& call, const LinearContext& co
 bool takes_narrow(const LinearCall& call, const LinearContext& context);
 void linear_narrow(cudaStream_t stream, const LinearCall& call, const LinearContext& context);
 
-// Our own kernel for any number of rows; the input must be kRows.
+// Whether the kernels of warpgroups take this call: up to 8 rows of any input but a pair, or any
+// number of rows of activations; parts must be 1.
+bool takes_warpgroups(const LinearCall& call, const LinearContext& context);
+void linear_warpgroups(cudaStream_t stream, const LinearCall& call, const LinearContext& context);
+
+// Our own kernel for any number of rows and any device; the input must be kRows.
 enum class TileShape : int { kChoose = -1, k128x128, k128x64, k64x32, k64x16, k32x16 };
 void linear_tiled(cudaStream_t stream, const LinearCall& call, const LinearContext& context,
                   TileShape shape = TileShape::kChoose);
 
 // Whether cuBLASLt takes this call; the input must be kRows. The weight comes from its cache, or
-// through the weight scratch.
+// through the weight scratch. What cuBLASLt refuses when it is called, our own kernels do.
 bool takes_wide(const LinearCall& call, const LinearContext& context);
 void linear_wide(cudaStream_t stream, const LinearCall& call, const LinearContext& context);
 

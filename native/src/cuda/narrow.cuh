@@ -148,8 +148,8 @@ __device__ __forceinline__ void form_block(const NarrowArguments& args, int64_t 
   const int shares = warps > rows ? warps / rows : 1;
   for (int i = warp; i < rows * shares; i += warps) {
     const int row = i % rows;
-    form_row(args.input, first + row, args.inputs, i / rows, shares,
-             reinterpret_cast<__half*>(to + row * pitch), padded);
+    form_row<__half>(args.input, first + row, args.inputs, i / rows, shares,
+                     reinterpret_cast<__half*>(to + row * pitch), padded);
   }
 }
 

@@ -7,6 +7,8 @@
 #include "cuda/narrow.cuh"
 #include "cuda/products.h"
 #include "cuda/tiled.cuh"
+#include "cuda/warpgroup.cuh"
+#include "cuda/warpgroup_plan.h"
 
 namespace tinyloop::cuda {
 
@@ -178,9 +180,91 @@ void tiled(cudaStream_t stream, const LinearCall& call, const LinearContext& con
   });
 }
 
+// ---- warpgroups -------------------------------------------------------------------------------
+
+template <TensorKind kKind>
+WarpgroupPlan warpgroup_plan_of(const LinearCall& call, const LinearContext& context) {
+  const DeviceWeight& w = call.weight;
+  WarpgroupWork work;
+  work.tiles = weight_tiles(w.outputs);
+  work.slabs = static_cast<int>(weight_slabs(w.inputs));
+  work.slab_bytes = slab_bytes_of<kKind>(w);
+  work.rows = call.rows;
+  work.resident_threads = resident_threads(kKind, static_cast<int>(w.group));
+  work.halves = kKind == TensorKind::kF16;
+  return warpgroup_plan(work, context.multiprocessors, context.shared_limit);
+}
+
+// use(rows of a block, whether they are streamed), both as types.
+template <typename Use>
+auto with_warpgroup_rows(int rows, Use use) {
+  using std::false_type, std::true_type;
+  switch (rows) {
+    case 8:
+      return use(std::integral_constant<int, 8>{}, false_type{});
+    case 16:
+      return use(std::integral_constant<int, 16>{}, true_type{});
+    case 32:
+      return use(std::integral_constant<int, 32>{}, true_type{});
+    default:
+      return use(std::integral_constant<int, 64>{}, true_type{});
+  }
+}
+
+template <TensorKind kKind>
+size_t warpgroup_shared(const LinearCall& call, const LinearContext& context) {
+  return warpgroup_plan_of<kKind>(call, context).shared_bytes;
+}
+
+template <TensorKind kKind, int kGroup>
+void launch_warpgroup(cudaStream_t stream, const WarpgroupArguments& args, int rows,
+                      const Grid& grid) {
+  with_warpgroup_rows(rows, [&](auto n, auto streams) {
+    static std::atomic<uint64_t> devices_done{0};
+    const auto kernel =
+        warpgroup_kernel<kKind, kGroup, decltype(n)::value, decltype(streams)::value>;
+    allow_shared(kernel, devices_done);
+    launch(stream, grid, kernel, args);
+  });
+}
+
+template <TensorKind kKind>
+void warpgroup(cudaStream_t stream, const LinearCall& call, const LinearContext& context) {
+  const WarpgroupPlan plan = warpgroup_plan_of<kKind>(call, context);
+  const DeviceWeight& w = call.weight;
+  WarpgroupArguments args{};
+  args.data = w.data;
+  args.outputs = w.outputs;
+  args.inputs = w.inputs;
+  args.rows = call.rows;
+  args.tiles = weight_tiles(w.outputs);
+  args.slabs = static_cast<int>(weight_slabs(w.inputs));
+  args.active = plan.active;
+  args.groups = plan.groups;
+  args.stages = plan.stages;
+  args.row_blocks = plan.row_blocks;
+  args.items = plan.items;
+  args.aligned =
+      reinterpret_cast<uintptr_t>(call.input.rows) % 16 == 0 && call.input.stride % 8 == 0;
+  args.input = call.input;
+  args.output = call.output;
+  Grid grid;
+  grid.blocks = dim3(static_cast<unsigned>(plan.blocks));
+  grid.threads = static_cast<unsigned>(plan.threads);
+  grid.shared_bytes = plan.shared_bytes;
+  if constexpr (kKind == TensorKind::kF16) {
+    launch_warpgroup<kKind, 0>(stream, args, plan.rows, grid);
+  } else {
+    if (w.group == 32) return launch_warpgroup<kKind, 32>(stream, args, plan.rows, grid);
+    if (w.group == 64) return launch_warpgroup<kKind, 64>(stream, args, plan.rows, grid);
+    launch_warpgroup<kKind, 128>(stream, args, plan.rows, grid);
+  }
+}
+
 template <TensorKind kKind>
 constexpr KindKernels kind_kernels() {
-  return {narrow_shared<kKind>, tiled_shared<kKind>, narrow<kKind>, tiled<kKind>};
+  return {narrow_shared<kKind>, tiled_shared<kKind>,     narrow<kKind>,
+          tiled<kKind>,         warpgroup_shared<kKind>, warpgroup<kKind>};
 }
 
 }  // namespace tinyloop::cuda

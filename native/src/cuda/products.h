@@ -14,6 +14,10 @@ struct KindKernels {
   void (*narrow)(cudaStream_t stream, const LinearCall& call, const LinearContext& context);
   void (*tiled)(cudaStream_t stream, const LinearCall& call, const LinearContext& context,
                 TileShape shape);
+  // By warpgroups (sm_90a), for parts = 1: up to 8 rows of any input but a pair, or any number of
+  // rows of activations.
+  size_t (*warpgroup_shared)(const LinearCall& call, const LinearContext& context);
+  void (*warpgroup)(cudaStream_t stream, const LinearCall& call, const LinearContext& context);
 };
 
 extern const KindKernels kQ4Kernels;

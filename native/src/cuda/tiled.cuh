@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/fragments.cuh"
+#include "cuda/input_rows.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/mma.cuh"
 
@@ -48,19 +49,6 @@ __device__ __forceinline__ void fetch_weight(const TiledArguments& args, int64_t
     const uint32_t to = stage + t * args.slab_bytes;
     for (int at = lane * 16; at < args.slab_bytes; at += 512) copy_async(to + at, from + at);
   }
-}
-
-// Eight halves from k on, zeros from `inputs` on, one by one.
-__device__ __forceinline__ void copy_singly(const __half* row, int64_t k, int64_t inputs,
-                                            uint32_t to) {
-  uint32_t words[4] = {};
-  for (int i = 0; i < 8; ++i) {
-    if (k + i >= inputs) break;
-    words[i / 2] |= static_cast<uint32_t>(__half_as_ushort(row[k + i])) << (i % 2 * 16);
-  }
-  asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(to), "r"(words[0]), "r"(words[1]),
-               "r"(words[2]), "r"(words[3])
-               : "memory");
 }
 
 // One slab's inputs of the block's rows; rows beyond the last repeat it.

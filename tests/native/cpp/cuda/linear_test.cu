@@ -1,12 +1,13 @@
 // The products of the CUDA backend against a double loop on the host, and against each other bit by
-// bit; then their speeds. Its own main: a line per check, tables behind them, exit status 1 if a
-// check failed.
+// bit; then their speeds. Its own main: a line per check that failed, tables behind them, exit
+// status 1 if one did.
 //
 // From the repository's root, by bash, with a folder OUT, on a machine with an sm_90a device; the
 // files are compiled side by side:
 //   C='nvcc -std=c++20 -O3 -gencode=arch=compute_90a,code=sm_90a -I native/src -I native/include'
 //   P=native/src/cuda; T=tests/native/cpp/cuda/linear_test.cu
-//   ls $P/{weight,linear,linear_fp32,products_q4,products_q8,products_f16}.cu $P/cublas_lt.cc $T
+//   ls $P/{weight,linear,linear_fp32,warpgroup_plan,products_q4,products_q8,products_f16}.cu
+//   $P/cublas_lt.cc $T
 //     | xargs -P 8 -I F sh -c "$C -c F -o OUT/\$(basename F).o"
 //   nvcc OUT/*.o -ldl -o OUT/linear_test && OUT/linear_test [FOLDER with the nvidia wheels]
 #include <cuda_fp16.h>
@@ -32,15 +33,15 @@ using namespace tinyloop::cuda;
 
 namespace {
 
-int failures = 0;
+int failures = 0, checks = 0;
 
 void expect(bool right, const std::string& what) {
   if (!right) ++failures;
   if (!right) std::printf("FAILED  %s\n", what.c_str());
 }
 void report(bool right, const std::string& what) {
-  if (!right) ++failures;
-  std::printf("%s  %s\n", right ? "ok    " : "FAILED", what.c_str());
+  ++checks;
+  expect(right, what);
 }
 
 // ---- device memory ----------------------------------------------------------------------------
@@ -226,7 +227,7 @@ struct Shape {
   int64_t outputs, inputs;
 };
 
-constexpr int64_t kRowCounts[] = {1, 2, 7, 8, 9, 16, 33, 64, 128, 129, 300};
+constexpr int64_t kRowCounts[] = {1, 2, 3, 7, 8, 9, 16, 17, 33, 64, 65, 128, 129, 300};
 constexpr int64_t kMostRows = 300;
 constexpr TileShape kTileShapes[] = {TileShape::k128x128, TileShape::k128x64, TileShape::k64x32,
                                      TileShape::k64x16, TileShape::k32x16};
@@ -322,6 +323,11 @@ void check_paths(const std::string& name, const LoadedWeight& loaded, const Host
     out.poison();
     linear(nullptr, call(count, 0, out), context);
     against(count, "linear");
+    if (takes_warpgroups(call(count, 0, out), context)) {
+      out.poison();
+      linear_warpgroups(nullptr, call(count, 0, out), context);
+      against(count, "warpgroups");
+    }
     if (count <= 16) {  // blocks of 8 rows side by side
       out.poison();
       linear_narrow(nullptr, call(count, 0, out), context);
@@ -350,7 +356,7 @@ void check_outputs(const std::string& name, const LoadedWeight& loaded, const Ho
          context);
   const std::vector<float> wanted = sums.read();
   bool right = true;
-  for (const int64_t rows : {1, 8, 9, 129}) {
+  for (const int64_t rows : {1, 8, 9, 40, 129}) {
     Device<__half> halves(static_cast<size_t>(rows * stride));
     halves.poison();
     linear(
@@ -659,7 +665,7 @@ std::unique_ptr<BigWeights> make_big(const Format& format, int64_t outputs, int6
   return big;
 }
 
-// THE experiment.
+// Every path against cuBLASLt's 2,048 rows at once.
 template <typename T>
 void experiment(const Named& shape, const DeviceWeight& w, const LinearContext& context,
                 const Device<__half>& x, OutputKind kind, const char* kind_name) {
@@ -668,8 +674,6 @@ void experiment(const Named& shape, const DeviceWeight& w, const LinearContext& 
   const auto call = [&](int64_t rows, int64_t first, const Device<T>& to) {
     return rows_call(w, x.get() + first * k, k, rows, kind, to.get() + first * n, n);
   };
-  CublasLt& lt = *context.cublas_lt;
-  std::printf("%s, %s: %s\n", shape.name, kind_name, lt.algorithm(n, k, kind).c_str());
   const auto start = [&](Device<T>& to) {
     if (kind == OutputKind::kAdd) {
       check(cudaMemset(to.get(), 0x3D, to.bytes()), "set a state");
@@ -678,43 +682,37 @@ void experiment(const Named& shape, const DeviceWeight& w, const LinearContext& 
     }
   };
   start(all);
-  try {
-    linear_wide(nullptr, call(most, 0, all), context);
-  } catch (const DeviceError& e) {
-    std::printf("  %s\n", e.what());
-    return;
-  }
-  unsigned long long different = 0;
-  std::string where;
-  const auto note = [&](int64_t rows, int64_t first) {
-    start(out);
-    try {
-      linear_wide(nullptr, call(rows, first, out), context);
-    } catch (const DeviceError&) {
-      where += " " + std::to_string(rows) + ": refused;";
-      return;
-    }
+  linear_wide(nullptr, call(most, 0, all), context);
+  const auto note = [&](const char* path, int64_t rows, int64_t first) {
     const Difference d = compare(out.get() + first * n, n, all.get() + first * n, n, rows, n);
-    different += d.count;
-    if (d.count != 0) where += " " + std::to_string(rows) + ": " + words(d, rows * n) + ";";
+    report(d.count == 0, std::string(shape.name) + ", " + kind_name + ", " + path + ", " +
+                             std::to_string(rows) + " rows from " + std::to_string(first) + ": " +
+                             words(d, rows * n));
   };
-  for (const int64_t rows : {1,   2,   7,   8,   9,   16,  33,  64,   100,  127,  128, 129,
-                             192, 255, 256, 257, 300, 512, 777, 1000, 1024, 1536, 2047}) {
-    note(rows, 0);
+  for (const int64_t rows : {1, 7, 8, 16, 33, 64, 127, 128, 129, 255, 256, 300, 1000, 2047}) {
+    start(out);
+    linear_wide(nullptr, call(rows, 0, out), context);
+    note("cuBLASLt", rows, 0);
+    start(out);
+    linear(nullptr, call(rows, 0, out), context);
+    note("linear", rows, 0);
+    if (!takes_warpgroups(call(rows, 0, out), context)) continue;
+    start(out);
+    linear_warpgroups(nullptr, call(rows, 0, out), context);
+    note("warpgroups", rows, 0);
   }
-  for (const int64_t first : {5, 129, 1000}) note(300, first);
-  std::printf("  cuBLASLt, 1 .. 2047 rows against 2048: %s%s\n",
-              different == 0 && where.empty() ? "SAME BITS" : "DIFFERENT", where.c_str());
+  start(out);
+  linear_wide(nullptr, call(300, 129, out), context);
+  note("cuBLASLt", 300, 129);
   start(out);
   linear_tiled(nullptr, call(most, 0, out), context);
-  const Difference tiled = compare(out.get(), n, all.get(), n, most, n);
-  std::printf("  our chain of mma.sync, 2048 rows, against cuBLASLt: %s\n",
-              tiled.count == 0 ? "SAME BITS" : words(tiled, most * n).c_str());
+  note("tiles", most, 0);
   start(out);
-  for (int64_t r = 0; r < 64; ++r) linear_narrow(nullptr, call(1, r, out), context);
-  const Difference narrow = compare(out.get(), n, all.get(), n, 64, n);
-  std::printf("  narrow, 64 rows one by one, against cuBLASLt: %s\n",
-              narrow.count == 0 ? "SAME BITS" : words(narrow, 64 * n).c_str());
+  for (int64_t r = 0; r < 16; ++r) linear_narrow(nullptr, call(1, r, out), context);
+  note("narrow one by one", 16, 0);
+  start(out);
+  for (int64_t r = 0; r < 16; ++r) linear_warpgroups(nullptr, call(1, r, out), context);
+  note("warpgroups one by one", 16, 0);
 }
 
 void experiments(LinearContext context) {
@@ -748,8 +746,8 @@ void experiments(LinearContext context) {
                   context);
       const Difference d =
           compare(a.get(), shape.outputs, b.get(), shape.outputs, 300, shape.outputs);
-      std::printf("  head in tiles of outputs against whole: %s\n",
-                  words(d, 300 * shape.outputs).c_str());
+      report(d.count == 0,
+             "head in tiles of outputs against whole: " + words(d, 300 * shape.outputs));
     }
   }
 }
@@ -794,126 +792,141 @@ double replay(const std::function<void(cudaStream_t)>& work) {
 
 constexpr int kNodes = 50;
 
-void narrow_speeds(const LinearContext& context) {
+struct SpeedBuffers {
+  Device<__half> x, gates;
+  Device<float> state, norm, out;
+  explicit SpeedBuffers(const Named& shape)
+      : x(static_cast<size_t>(128 * shape.inputs)),
+        gates(static_cast<size_t>(256 * shape.inputs)),
+        state(static_cast<size_t>(128 * shape.inputs)),
+        norm(static_cast<size_t>(shape.inputs)),
+        out(static_cast<size_t>(128 * shape.outputs)) {
+    fill(x, 0.0f, 1.0f, 5);
+    fill(gates, 0.0f, 1.0f, 6);
+    check(cudaMemset(state.get(), 0x3D, state.bytes()), "set a state");
+    check(cudaMemset(norm.get(), 0x3D, norm.bytes()), "set a norm");
+    check(cudaMemset(out.get(), 0, out.bytes()), "clear");
+  }
+  LinearCall call(const Named& shape, const DeviceWeight& w, int64_t rows, InputKind kind) const {
+    LinearCall call = rows_call(w, x.get(), shape.inputs, rows, OutputKind::kActivations, out.get(),
+                                shape.outputs);
+    call.input.kind = kind;
+    call.input.state = state.get();
+    call.input.norm = {true, norm.get(), 1e-5f};
+    if (kind == InputKind::kGateUp) {
+      call.input.rows = gates.get();
+      call.input.stride = 2 * shape.inputs;
+    }
+    return call;
+  }
+};
+
+size_t copies_of(size_t bytes) {
+  return std::min<size_t>(kNodes, std::max<size_t>(2, (size_t{600} << 20) / bytes + 1));
+}
+
+void few_rows_speeds(LinearContext context) {
+  context.cublas_lt = nullptr;
   std::printf(
-      "\nmicroseconds a node, %d nodes in a graph, weights from memory; the least that %d "
-      "GB/s allow in brackets\n",
-      kNodes, 4300);
+      "\nmicroseconds a node, %d nodes in a graph, weights from memory; in brackets at "
+      "4,300 GB/s\n",
+      kNodes);
   for (const Format& format : {kFormats[4], kFormats[7], kFormats[1]}) {
     for (const Named& shape : kModel) {
       const size_t bytes =
           weight_bytes(format.kind, shape.outputs, shape.inputs, format.group, false);
-      const size_t copies =
-          std::min<size_t>(kNodes, std::max<size_t>(2, (size_t{600} << 20) / bytes + 1));
+      const size_t copies = copies_of(bytes);
       const auto big = make_big(format, shape.outputs, shape.inputs, copies);
-      Device<__half> x(static_cast<size_t>(128 * shape.inputs * 2));
-      fill(x, 0.0f, 1.0f, 5);
-      Device<float> state(static_cast<size_t>(128 * shape.inputs));
-      check(cudaMemset(state.get(), 0x3D, state.bytes()), "set a state");
-      Device<float> norm(static_cast<size_t>(shape.inputs));
-      check(cudaMemset(norm.get(), 0x3D, norm.bytes()), "set a norm");
-      Device<float> out(static_cast<size_t>(128 * shape.outputs));
-      check(cudaMemset(out.get(), 0, out.bytes()), "clear");
-      const auto time = [&](int64_t rows, int parts, InputKind input, bool narrow) {
-        LinearContext with = context;
-        with.parts = parts;
-        with.cublas_lt = nullptr;
+      const SpeedBuffers buffers(shape);
+      const auto time = [&](int64_t rows, InputKind kind, bool narrow) {
         return replay([&](cudaStream_t stream) {
-                 for (int i = 0; i < kNodes; ++i) {
-                   LinearCall call =
-                       rows_call(big->at(static_cast<size_t>(i) % copies), x.get(), shape.inputs,
-                                 rows, OutputKind::kActivations, out.get(), shape.outputs);
-                   call.input.kind = input;
-                   call.input.state = state.get();
-                   call.input.norm = {true, norm.get(), 1e-5f};
-                   if (input == InputKind::kGateUp) call.input.stride = 2 * shape.inputs;
+                 for (size_t i = 0; i < kNodes; ++i) {
+                   const LinearCall call = buffers.call(shape, big->at(i % copies), rows, kind);
                    if (narrow) {
-                     linear_narrow(stream, call, with);
+                     linear_narrow(stream, call, context);
                    } else {
-                     linear(stream, call, with);
+                     linear(stream, call, context);
                    }
                  }
                }) /
                kNodes;
       };
-      std::printf("%-8s %-19s (%5.2f)", format.name, shape.name,
+      std::printf("%-7s %.8s (%4.1f)", format.name, shape.name,
                   static_cast<double>(bytes) / 4300.0 * 1e-3);
-      for (const int parts : {1, 4}) {
-        std::printf("  S=%d:", parts);
-        for (const int64_t rows : {1, 8, 32, 64, 128}) {
-          std::printf(" %ld:%6.2f", static_cast<long>(rows),
-                      time(rows, parts, InputKind::kRows, false));
-        }
-        std::printf(" norm 1:%6.2f", time(1, parts, InputKind::kState, false));
-        std::printf(" silu 1:%6.2f", time(1, parts, InputKind::kGateUp, false));
-        std::printf(" narrow 16:%6.2f", time(16, parts, InputKind::kRows, true));
+      for (const int64_t rows : {1, 2, 4, 8, 16, 32, 64, 128}) {
+        std::printf(" %ld:%5.1f", static_cast<long>(rows), time(rows, InputKind::kRows, false));
       }
-      std::printf("  S=2: 1:%6.2f S=8: 1:%6.2f\n", time(1, 2, InputKind::kRows, false),
-                  time(1, 8, InputKind::kRows, false));
+      std::printf(" norm%5.1f silu%5.1f norm8%5.1f old%5.1f\n", time(1, InputKind::kState, false),
+                  time(1, InputKind::kGateUp, false), time(8, InputKind::kState, false),
+                  time(1, InputKind::kRows, true));
     }
   }
 }
 
-void wide_speeds(const LinearContext& context) {
-  std::printf("\nmany rows: TFLOP/s\n");
+// qkv, o, gate_up and down, one after the other, as a layer has them.
+void layer_speeds(LinearContext context) {
+  context.cublas_lt = nullptr;
+  for (const Format& format : {kFormats[4], kFormats[7], kFormats[1]}) {
+    std::vector<std::unique_ptr<BigWeights>> weights;
+    std::vector<std::unique_ptr<SpeedBuffers>> buffers;
+    constexpr size_t kLayers = 12;
+    for (size_t i = 0; i < 4; ++i) {
+      weights.push_back(make_big(format, kModel[i].outputs, kModel[i].inputs, kLayers));
+      buffers.push_back(std::make_unique<SpeedBuffers>(kModel[i]));
+    }
+    std::printf("%-7s qkv o gate_up down, a layer:", format.name);
+    for (const int64_t rows : {1, 8, 32, 64}) {
+      const auto layers = [&](cudaStream_t stream) {
+        constexpr InputKind kKinds[] = {InputKind::kState, InputKind::kRows, InputKind::kState,
+                                        InputKind::kGateUp};
+        for (size_t i = 0; i < kLayers * 4; ++i) {
+          linear(
+              stream,
+              buffers[i % 4]->call(kModel[i % 4], weights[i % 4]->at(i / 4), rows, kKinds[i % 4]),
+              context);
+        }
+      };
+      std::printf(" %ld:%6.1f", static_cast<long>(rows), replay(layers) / kLayers);
+    }
+    std::printf("\n");
+  }
+}
+
+// What the switch between our own kernels and cuBLASLt goes by.
+void switch_speeds(const LinearContext& context) {
+  std::printf("\nmicroseconds: warpgroups / cuBLASLt with a cache / without\n");
   for (const Named& shape : kModel) {
     const auto big = make_big(kFormats[4], shape.outputs, shape.inputs, 1);
-    const auto f16 = make_big(kFormats[1], shape.outputs, shape.inputs, 1);
-    DeviceWeight w = big->first;
     Device<uint16_t> cache(static_cast<size_t>(shape.outputs * shape.inputs));
-    dequantize(nullptr, w, 0, shape.outputs, cache.get(), shape.inputs);
+    dequantize(nullptr, big->first, 0, shape.outputs, cache.get(), shape.inputs);
     check(cudaDeviceSynchronize(), "dequantize");
-    const int64_t most = shape.outputs > 20000 ? 4096 : 16384;
-    Device<__half> x(static_cast<size_t>(most * shape.inputs));
+    DeviceWeight cached = big->first;
+    cached.cache = cache.get();
+    cached.cache_stride = shape.inputs;
+    constexpr int64_t kMost = 2048;
+    Device<__half> x(static_cast<size_t>(kMost * shape.inputs));
     fill(x, 0.0f, 1.0f, 5);
-    Device<__half> out(static_cast<size_t>(most * shape.outputs));
-    const auto rate = [&](int64_t rows,
-                          const std::function<void(cudaStream_t, const LinearCall&)>& run,
-                          const DeviceWeight& weight) {
-      const double us =
-          replay([&](cudaStream_t stream) {
-            for (int i = 0; i < 4; ++i) {
-              run(stream, rows_call(weight, x.get(), shape.inputs, rows, OutputKind::kActivations,
-                                    out.get(), shape.outputs));
-            }
-          }) /
-          4;
-      return 2.0 * static_cast<double>(rows * shape.outputs * shape.inputs) / us * 1e-6;
+    Device<__half> out(static_cast<size_t>(kMost * shape.outputs));
+    const auto time = [&](const DeviceWeight& weight, int64_t rows, auto run) {
+      return replay([&](cudaStream_t stream) {
+               for (int i = 0; i < 4; ++i) {
+                 run(stream,
+                     rows_call(weight, x.get(), shape.inputs, rows, OutputKind::kActivations,
+                               out.get(), shape.outputs),
+                     context);
+               }
+             }) /
+             4;
     };
-    const auto wide = [&](cudaStream_t stream, const LinearCall& call) {
-      linear_wide(stream, call, context);
-    };
-    std::printf("%-19s", shape.name);
-    if (context.cublas_lt != nullptr) {
-      DeviceWeight cached = w;
-      cached.cache = cache.get();
-      cached.cache_stride = shape.inputs;
-      for (const int64_t rows : {int64_t{256}, int64_t{512}, int64_t{2048}, most}) {
-        try {
-          std::printf(" lt %ld: %4.0f", static_cast<long>(rows), rate(rows, wide, cached));
-          if (rows <= 2048) std::printf(" (from W4 %4.0f)", rate(rows, wide, w));
-        } catch (const DeviceError& e) {
-          std::printf(" lt %ld: %s", static_cast<long>(rows), e.what());
-        }
+    std::printf("%-8.8s", shape.name);
+    for (const int64_t rows : {64, 128, 192, 256, 512, 2048}) {
+      std::printf(" %ld:%.1f", static_cast<long>(rows), time(big->first, rows, linear_warpgroups));
+      if (context.cublas_lt != nullptr) {
+        std::printf("/%.1f/%.1f", time(cached, rows, linear_wide),
+                    time(big->first, rows, linear_wide));
       }
     }
-    for (const int64_t rows : {256, 2048}) {
-      std::printf("  tiles %ld:", static_cast<long>(rows));
-      for (size_t s = 0; s < 3; ++s) {
-        const auto tiled = [&](cudaStream_t stream, const LinearCall& call) {
-          linear_tiled(stream, call, context, kTileShapes[s]);
-        };
-        std::printf(" %s W4 %4.0f F16 %4.0f", kTileNames[s], rate(rows, tiled, w),
-                    rate(rows, tiled, f16->first));
-      }
-    }
-    const double us = replay([&](cudaStream_t stream) {
-                        for (int i = 0; i < 4; ++i)
-                          dequantize(stream, w, 0, shape.outputs, cache.get(), shape.inputs);
-                      }) /
-                      4;
-    std::printf("  dequantize %5.0f GB/s\n",
-                static_cast<double>(big->bytes + cache.bytes()) / us * 1e-3);
+    std::printf("\n");
   }
 }
 
@@ -932,11 +945,13 @@ int run(const std::string& packages) {
     std::printf("cuBLASLt %zu\n", lt->version());
   }
   check_shapes(context);
-  std::printf("\n%d checks failed\n\n", failures);
+  std::printf("%d checks of small shapes, %d failures\n", checks, failures);
   context.cublas_lt = lt.get();
   experiments(context);
-  narrow_speeds(context);
-  wide_speeds(context);
+  std::printf("%d checks, %d failures\n", checks, failures);
+  switch_speeds(context);
+  few_rows_speeds(context);
+  layer_speeds(context);
   check(cudaDeviceSynchronize(), "finish");
   std::printf("\n%s\n", failures == 0 ? "all checks passed" : "CHECKS FAILED");
   return failures == 0 ? 0 : 1;

@@ -1,0 +1,492 @@
+// The product of few rows by warpgroups (sm_90a): the weight goes from its packed form through
+// registers into the tensor cores. The bits are those of the narrow kernel.
+//
+// A warp owns the 16 outputs of a tile. Their slabs come to a ring in shared memory of its own by
+// bulk copies, the first of them before the kernel before this one has ended; the warp dequantizes
+// the next slab's fragments in registers while the tensor cores work on the last one's, in one
+// chain of sums. Up to 8 rows lie in shared memory as a whole, formed by the block itself; more
+// rows come in slabs, fetched by a warpgroup of their own. Blocks go on to other tiles where there
+// are more tiles than fit the device, and the copies run ahead across that border.
+#pragma once
+
+#include "cuda/fragments.cuh"
+#include "cuda/input_rows.cuh"
+#include "cuda/launch.cuh"
+#include "cuda/wgmma.cuh"
+
+namespace tinyloop::cuda {
+
+inline constexpr int kGroupWarps = 4;    // of a warpgroup
+inline constexpr int kMostStages = 32;   // of a warp's ring: a lane starts one each
+inline constexpr int kResidentRows = 8;  // up to so many rows the block forms its input
+inline constexpr int kHalfSlab = 64;     // inputs of a run of 128 bytes
+
+// Registers of a thread where 384 threads share them: 168 at first.
+inline constexpr int kFetchRegisters = 40, kMultiplyRegisters = 232;
+
+// Most threads of a block that forms its input, so that two blocks' registers fit: slabs of 8-bit
+// codes and those with many constants take more of them.
+__host__ __device__ constexpr int resident_threads(TensorKind kind, int group) {
+  return kind == TensorKind::kF16 || (kind == TensorKind::kQ4 && group > 32) ? 256 : 192;
+}
+
+struct WarpgroupArguments {
+  const uint8_t* data;
+  int64_t outputs, inputs, rows;
+  int64_t tiles;
+  int slabs;
+  int active;      // warps of a multiplying warpgroup that have a tile
+  int groups;      // multiplying warpgroups
+  int stages;      // slabs of a warp's ring
+  int row_blocks;  // of kRows each
+  int items;       // (blocks of tiles) x (row blocks), row blocks fastest
+  bool aligned;    // rows of the input may be read by 16 bytes
+  LinearInput input;
+  LinearOutput output;
+};
+
+// Slabs of rows under way in a block that streams them.
+template <int kRows>
+inline constexpr int kRowStages = kRows == 64   ? 4
+                                  : kRows == 32 ? 6
+                                                : 8;
+
+// Bytes of half a slab of rows in shared memory.
+__host__ __device__ constexpr int half_slab_bytes(int rows) {
+  return rows == 1 ? kHalfSlab * 2 : (rows + 7) / 8 * 8 * kHalfSlab * 2;
+}
+// Behind a single row, what the tensor cores read for the seven that are not there.
+inline constexpr int kBehindRow = 128;
+
+// Where elements of row `row` of eight go: to + k as form_row() wants it.
+struct SwizzledRow {
+  __half* first;  // of the eight rows
+  int row;
+  __device__ __forceinline__ __half* operator+(int64_t k) const {
+    const int at = static_cast<int>(k);
+    return first + at / kHalfSlab * (8 * kHalfSlab) + row * kHalfSlab +
+           ((at % kHalfSlab / 8) ^ row) * 8 + at % 8;
+  }
+};
+
+// A warp's slabs of its tile of every item of the block, one after the other.
+template <int kBytes>
+struct TileStream {
+  const WarpgroupArguments& args;
+  int64_t tile_offset;  // of this warp's tile in a block of tiles
+  uint32_t ring, barriers;
+  int stage = 0, done = 0, left = 0;  // left: slabs to come, this one included
+  uint32_t phase = 0;
+  const uint8_t* following = nullptr;  // the slab to ask for next
+  int follow_item = 0, follow_slab = 0;
+
+  __device__ __forceinline__ const uint8_t* source(int item, int slab) const {
+    const int64_t block_tiles = static_cast<int64_t>(args.groups) * args.active;
+    // Beyond the last tile: the last once more, and its sums are dropped.
+    const int64_t tile = min(item / args.row_blocks * block_tiles + tile_offset, args.tiles - 1);
+    return args.data + (tile * args.slabs + slab) * kBytes;
+  }
+  __device__ __forceinline__ void start(int lane, bool active) {
+    const int first = static_cast<int>(blockIdx.x), step = static_cast<int>(gridDim.x);
+    left = active ? ((args.items - first + step - 1) / step) * args.slabs : 0;
+    if (lane < args.stages) {
+      init_barrier(barriers + lane * 8, 1);
+      publish_barriers();
+      if (lane < left) {
+        copy_bulk(ring + lane * kBytes, source(first + lane / args.slabs * step, lane % args.slabs),
+                  kBytes, barriers + lane * 8);
+      }
+    }
+    follow_item = first + args.stages / args.slabs * step;
+    follow_slab = args.stages % args.slabs;
+    if (follow_item < args.items) following = source(follow_item, follow_slab);
+  }
+  __device__ __forceinline__ uint32_t at() const { return ring + stage * kBytes; }
+  __device__ __forceinline__ void wait() const {
+    if (left > 0) wait_for_phase(barriers + stage * 8, phase);
+  }
+  // This slab is on its way to registers, the one before it is there: asks for another in the place
+  // of that one.
+  __device__ __forceinline__ void advance(int lane) {
+    __syncwarp();
+    if (lane == 0 && done > 0 && left >= args.stages) {
+      const int last = (stage == 0 ? args.stages : stage) - 1;
+      copy_bulk(ring + last * kBytes, following, kBytes, barriers + last * 8);
+    }
+    if (done > 0) follow();
+    ++done;
+    --left;
+    if (++stage == args.stages) {
+      stage = 0;
+      phase ^= 1;
+    }
+  }
+  __device__ __forceinline__ void follow() {
+    following += kBytes;
+    if (++follow_slab < args.slabs) return;
+    follow_slab = 0;
+    follow_item += static_cast<int>(gridDim.x);
+    if (follow_item < args.items) following = source(follow_item, 0);
+  }
+};
+
+using SlabFragments = uint32_t[8][4];
+
+// The registers change here, as far as the compiler knows.
+__device__ __forceinline__ void pin(uint32_t (&r)[4]) {
+  asm volatile("" : "+r"(r[0]), "+r"(r[1]), "+r"(r[2]), "+r"(r[3])::"memory");
+}
+__device__ __forceinline__ void pin(uint32_t& r, uint32_t& s) {
+  asm volatile("" : "+r"(r), "+r"(s)::"memory");
+}
+
+// A slab as it is stored: a lane's share.
+template <TensorKind kKind, int kGroup>
+struct StoredSlab {
+  static constexpr int kGroups = kSlabInputs / kGroup;
+  uint32_t units[kUnits<kKind>][4] = {};
+  uint32_t low[kGroups] = {}, high[kGroups] = {};  // scale and zero
+
+  __device__ __forceinline__ void load(uint32_t slab, int lane, bool active) {
+#pragma unroll
+    for (int i = 0; i < kUnits<kKind>; ++i) load_if(active, units[i], slab + i * 512 + lane * 16);
+    const uint32_t constants = slab + constants_offset(kKind) + lane / 4 * 4;
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+      load_if(active, low[g], constants + g * kTileOutputs * 4);
+      load_if(active, high[g], constants + g * kTileOutputs * 4 + 32);
+    }
+  }
+  // Neither begins before what stands before it nor ends behind what stands behind it: products
+  // that the compiler sees mixed with changes of their registers run one by one.
+  __device__ __forceinline__ void unpack(SlabFragments& a) {
+#pragma unroll
+    for (int i = 0; i < kUnits<kKind>; ++i) pin(units[i]);
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) pin(low[g], high[g]);
+    LaneConstants constants{};
+#pragma unroll
+    for (int step = 0; step < 8; ++step) {
+      if (step * 16 % kGroup == 0) {
+        constants = lane_constants<kKind>(low[step * 16 / kGroup], high[step * 16 / kGroup]);
+      }
+      const uint32_t (&u)[4] = units[step / kUnitSteps<kKind>];
+      unit_fragment<kKind>(make_uint4(u[0], u[1], u[2], u[3]), step % kUnitSteps<kKind>, constants,
+                           a[step]);
+    }
+#pragma unroll
+    for (int step = 0; step < 8; ++step) pin(a[step]);
+  }
+};
+// Halves are fragments already.
+template <int kGroup>
+struct StoredSlab<TensorKind::kF16, kGroup> {};
+
+// The rows' side of the multiplying warps.
+template <int kRows, bool kStreams>
+struct RowSlabs {
+  static constexpr int kStages = kRowStages<kRows>;
+  uint64_t first;  // where the first half slab lies
+  int half_bytes;
+  uint32_t full, empty;  // barriers
+  int stage = 0;
+  uint32_t phase = 0;
+
+  __device__ __forceinline__ void wait() const {
+    if constexpr (kStreams) wait_for_phase(full + stage * 8, phase);
+  }
+  __device__ __forceinline__ uint64_t at(int slab) const {
+    return first + (kStreams ? stage : slab) * (2 * half_bytes >> 4);
+  }
+  __device__ __forceinline__ void advance() {
+    if constexpr (kStreams) {
+      if (++stage == kStages) {
+        stage = 0;
+        phase ^= 1;
+      }
+    }
+  }
+  // The slab before stage `stage` is done with.
+  __device__ __forceinline__ void release_last(int lane) const {
+    if constexpr (kStreams) {
+      if (lane == 0) arrive(empty + (stage == 0 ? kStages - 1 : stage - 1) * 8);
+    }
+  }
+};
+
+// A multiplying warp.
+template <TensorKind kKind, int kGroup, int kRows, bool kStreams>
+struct Multiplier {
+  static constexpr int kBytes = slab_bytes(kKind, kGroup == 0 ? 1 : kGroup);
+  TileStream<kBytes>& weight;
+  RowSlabs<kRows, kStreams>& rows;
+  int lane;
+  bool active;
+  using Stored = StoredSlab<kKind, kGroup>;
+  float sums[kRows / 2];
+
+  // The stream's next slab, as it is stored or, where it needs no more, to `a`.
+  __device__ __forceinline__ void take(Stored& stored, SlabFragments& a) {
+    weight.wait();
+    if constexpr (kKind == TensorKind::kF16) {
+#pragma unroll
+      for (int step = 0; step < 8; ++step) {
+        load_if(active, a[step], weight.at() + step * 512 + lane * 16);
+      }
+    } else {
+      stored.load(weight.at(), lane, active);
+    }
+    weight.advance(lane);
+  }
+  __device__ __forceinline__ void first(SlabFragments& a, Stored& even, Stored& odd) {
+    take(even, a);
+    if constexpr (kKind != TensorKind::kF16) {
+      even.unpack(a);
+      take(odd, a);
+    }
+  }
+  // sums += slab `slab`, whose fragments are `now`; `next` becomes the fragments of the slab behind
+  // it, which is stored in `unpacks`; `loads` takes the one behind that. Slabs beyond the stream's
+  // last are not there, and not used.
+  //
+  // No jump stands between the end, where `next` is made, and the products of the next step: the
+  // compiler would move what makes it behind the jump and in between the products.
+  template <int kPending = 1>
+  __device__ __forceinline__ void step(int slab, int slabs, const SlabFragments& now,
+                                       SlabFragments& next, Stored& unpacks, Stored& loads) {
+    const uint64_t b = rows.at(slab);
+    begin_products();
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      multiply_group(sums, now[i], b + ((i / 4 * rows.half_bytes + i % 4 * 32) >> 4));
+    }
+    commit_products();
+    wait_for_products<kPending>();  // those that read `next`
+    if (slab > 0) rows.release_last(lane);
+    rows.advance();
+    take(loads, next);
+    if (slab + 1 < slabs) rows.wait();
+    if constexpr (kKind != TensorKind::kF16) unpacks.unpack(next);
+  }
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (float& sum : sums) sum = 0.0f;
+  }
+  // All slabs of a tile; `a` holds the first one's fragments and `odd` the second as it is stored,
+  // and afterwards those of the next tile.
+  __device__ __forceinline__ void chain(int slabs, SlabFragments& a, SlabFragments& b, Stored& even,
+                                        Stored& odd) {
+    rows.wait();
+    int slab = 0;
+#pragma unroll 1
+    for (; slab + 2 <= slabs; slab += 2) {
+      step(slab, slabs, a, b, odd, even);
+      step(slab + 1, slabs, b, a, even, odd);
+    }
+    if (slab < slabs) {  // to the same registers, so that the next tile begins alike
+      step<0>(slab, slabs, a, a, odd, even);
+      odd = even;
+    }
+    wait_for_products<0>();
+    rows.release_last(lane);
+  }
+};
+
+// The sums of a warp's tile to the output.
+template <int kRows>
+struct TileOutput {
+  const WarpgroupArguments& args;
+  int64_t output;  // of register 0
+  int64_t row;
+  bool stores;
+
+  __device__ __forceinline__ bool owned(int i) const {
+    return stores && row + i / 4 * 8 + i % 2 < args.rows && output + i % 4 / 2 * 8 < args.outputs;
+  }
+  __device__ __forceinline__ float before(int i) const {
+    return owned(i) ? before_of(args.output, row + i / 4 * 8 + i % 2, output + i % 4 / 2 * 8)
+                    : 0.0f;
+  }
+  __device__ __forceinline__ void store(int i, float sum, float before) const {
+    if (owned(i)) {
+      store_output(args.output, row + i / 4 * 8 + i % 2, output + i % 4 / 2 * 8, sum, before);
+    }
+  }
+};
+
+// The fetching warpgroup: every slab of the rows of every item of the block. A thread has 16 bytes
+// of each eighth row.
+template <int kRows>
+__device__ __forceinline__ void fetch_row_slabs(const WarpgroupArguments& args, uint32_t to,
+                                                uint32_t full, uint32_t empty) {
+  constexpr int kStages = kRowStages<kRows>;
+  // A slab's stage is free two slabs later at the earliest, so no more may be asked for ahead.
+  constexpr int kAhead = kStages - 2;
+  constexpr int kHalf = half_slab_bytes(kRows);
+  const int thread = static_cast<int>(threadIdx.x) % (kGroupWarps * 32), lane = thread % 32;
+  const int chunk = thread % 16, r = thread / 16;
+  const uint32_t place = to + chunk / 8 * kHalf + r * 128 + ((chunk % 8) ^ r) * 16;
+  const auto* in = static_cast<const __half*>(args.input.rows);
+  int stage = 0, asked = 0, arrived = 0;
+  uint32_t phase = 1;
+  const auto pass_on = [&] {
+    publish_to_products();
+    __syncwarp();
+    if (lane == 0) arrive(full + arrived * 8);
+    arrived = arrived + 1 == kStages ? 0 : arrived + 1;
+  };
+#pragma unroll 1
+  for (int item = static_cast<int>(blockIdx.x); item < args.items;
+       item += static_cast<int>(gridDim.x)) {
+    const int64_t row = static_cast<int64_t>(item % args.row_blocks) * kRows + r;
+    const __half* from = in + row * args.input.stride + chunk * 8;
+    int64_t left = args.inputs - chunk * 8;  // from this thread's first on
+#pragma unroll 1
+    for (int slab = 0; slab < args.slabs; ++slab) {
+      wait_for_phase(empty + stage * 8, phase);
+#pragma unroll
+      for (int j = 0; j < kRows / 8; ++j) {
+        if (row + j * 8 >= args.rows) continue;  // any sums may come of rows that are not there
+        const uint32_t at = place + stage * 2 * kHalf + j * 1024;
+        const __half* eighth = from + j * 8 * args.input.stride;
+        if (args.aligned) {
+          const int bytes = left >= 8 ? 16 : left > 0 ? static_cast<int>(left) * 2 : 0;
+          copy_async(at, bytes > 0 ? eighth : in, bytes);
+        } else {
+          copy_singly(eighth, 0, left, at);
+        }
+      }
+      commit_copies();
+      from += kSlabInputs;
+      left -= kSlabInputs;
+      if (++stage == kStages) {
+        stage = 0;
+        phase ^= 1;
+      }
+      if (++asked > kAhead) {
+        wait_for_copies<kAhead>();
+        pass_on();
+      }
+    }
+  }
+  wait_for_copies<0>();
+  for (int i = min(asked, kAhead); i > 0; --i) pass_on();
+}
+
+// Up to 8 rows into shared memory, by all warps of the block.
+__device__ __forceinline__ void form_resident(const WarpgroupArguments& args, uint8_t* to) {
+  const int warp = static_cast<int>(threadIdx.x) / 32, warps = static_cast<int>(blockDim.x) / 32;
+  const int rows = static_cast<int>(args.rows), shares = warps > rows ? warps / rows : 1;
+  const int64_t padded = static_cast<int64_t>(args.slabs) * kSlabInputs;
+  auto* halves = reinterpret_cast<__half*>(to);
+  for (int i = warp; i < rows * shares; i += warps) {
+    const int row = i % rows;
+    if (rows == 1) {
+      form_row<__half>(args.input, row, args.inputs, i / rows, shares, halves, padded);
+    } else {
+      form_row<__half>(args.input, row, args.inputs, i / rows, shares, SwizzledRow{halves, row},
+                       padded);
+    }
+  }
+  publish_to_products();
+}
+
+// Shared memory: rows, a ring for each warp with a tile, barriers.
+template <int kRows, bool kStreams>
+__host__ __device__ constexpr int rows_bytes(int64_t rows, int slabs) {
+  return kStreams ? kRowStages<kRows> * 2 * half_slab_bytes(kRows)
+                  : slabs * 2 * half_slab_bytes(static_cast<int>(rows)) + kBehindRow;
+}
+
+// Every item of the block, by a warp.
+template <TensorKind kKind, int kGroup, int kRows, bool kStreams>
+__device__ __forceinline__ void multiply_items(const WarpgroupArguments& args,
+                                               Multiplier<kKind, kGroup, kRows, kStreams>& m,
+                                               int stream) {
+  constexpr int kEarly = kRows == 8 ? 4 : 1;  // what is there already, asked for ahead of the sums
+  StoredSlab<kKind, kGroup> even, odd;
+  SlabFragments a = {}, b = {};
+  m.first(a, even, odd);
+  const bool adds = args.output.kind == OutputKind::kAdd;
+#pragma unroll 1
+  for (int item = static_cast<int>(blockIdx.x); item < args.items;
+       item += static_cast<int>(gridDim.x)) {
+    const int64_t tile =
+        static_cast<int64_t>(item / args.row_blocks) * args.groups * args.active + stream;
+    const TileOutput<kRows> to{
+        args, tile * kTileOutputs + m.lane / 4,
+        static_cast<int64_t>(item % args.row_blocks) * kRows + m.lane % 4 * 2, m.active};
+    float before[kEarly] = {};
+    if (kRows == 8 && adds) {
+#pragma unroll
+      for (int i = 0; i < kEarly; ++i) before[i] = to.before(i);
+    }
+    m.clear();
+    m.chain(args.slabs, a, b, even, odd);
+#pragma unroll
+    for (int i = 0; i < kRows / 2; ++i) {
+      if constexpr (kRows == 8) {
+        to.store(i, m.sums[i], before[i]);
+      } else {
+        to.store(i, m.sums[i], adds ? to.before(i) : 0.0f);
+      }
+    }
+  }
+}
+
+template <TensorKind kKind, int kGroup, int kRows, bool kStreams>
+__global__ void __launch_bounds__(kStreams ? 384 : resident_threads(kKind, kGroup),
+                                  kStreams ? 1 : 2)
+    warpgroup_kernel(const __grid_constant__ WarpgroupArguments args) {
+#ifdef TINYLOOP_WARPGROUPS
+  extern __shared__ __align__(1024) uint8_t swizzled[];  // whose order depends on the address
+  using Multiplies = Multiplier<kKind, kGroup, kRows, kStreams>;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  // The same in all lanes, and known to be.
+  const int warp = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / 32, 0);
+  const int group = warp / kGroupWarps, member = warp % kGroupWarps;
+  const bool multiplies = group < args.groups;
+  const bool active = multiplies && member < args.active;
+  const int streams = args.groups * args.active, stream = group * args.active + member;
+  const uint32_t rings =
+      shared_address(swizzled) + rows_bytes<kRows, kStreams>(args.rows, args.slabs);
+  const uint32_t ring_bytes = args.stages * Multiplies::kBytes;
+  const uint32_t barriers = rings + streams * ring_bytes;
+  const uint32_t full = barriers + streams * args.stages * 8, empty = full + kRowStages<kRows> * 8;
+
+  // A warp without a tile has no ring, and never waits for one.
+  TileStream<Multiplies::kBytes> weight{args, stream, active ? rings + stream * ring_bytes : rings,
+                                        active ? barriers + stream * args.stages * 8 : barriers};
+  if (active) weight.start(lane, true);
+  if (kStreams && threadIdx.x < kRowStages<kRows>) {
+    init_barrier(full + threadIdx.x * 8, kGroupWarps);
+    init_barrier(empty + threadIdx.x * 8, args.groups * kGroupWarps);
+    publish_barriers();
+  }
+  let_next_start();
+  wait_for_previous();
+  if constexpr (!kStreams) form_resident(args, swizzled);
+  __syncthreads();
+  if (!multiplies) {
+    if constexpr (kStreams) {
+      shrink_to<kFetchRegisters>();
+      fetch_row_slabs<kRows>(args, shared_address(swizzled), full, empty);
+    }
+  } else {
+    if constexpr (kStreams) grow_to<kMultiplyRegisters>();
+    RowSlabs<kRows, kStreams> rows;
+    rows.half_bytes =
+        kStreams ? half_slab_bytes(kRows) : half_slab_bytes(static_cast<int>(args.rows));
+    rows.first = rows_at(!kStreams && args.rows == 1 ? plain_rows(16) : kSwizzledRows,
+                         shared_address(swizzled));
+    rows.full = full;
+    rows.empty = empty;
+    Multiplies m{weight, rows, lane, active, {}};
+    multiply_items(args, m, stream);
+  }
+#else
+  __trap();
+#endif
+}
+
+}  // namespace tinyloop::cuda

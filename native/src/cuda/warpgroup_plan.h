@@ -1,0 +1,32 @@
+// How a product by warpgroups is cut into blocks. Nothing of it shows in the results.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+namespace tinyloop::cuda {
+
+struct WarpgroupWork {
+  int64_t tiles = 0;  // of 16 outputs
+  int slabs = 0;
+  int slab_bytes = 0;
+  int64_t rows = 0;
+  int resident_threads = 0;  // most of a block that forms its input
+  bool halves = false;       // the weight is FP16: nothing to dequantize
+};
+
+struct WarpgroupPlan {
+  int rows = 0;    // of a block: 8 (resident), 16, 32 or 64 (streamed)
+  int active = 0;  // tiles of a warpgroup
+  int groups = 0;  // multiplying warpgroups
+  int stages = 0;
+  int row_blocks = 0, items = 0;
+  int blocks = 0, threads = 0;
+  size_t shared_bytes = 0;
+};
+
+// Declared here and defined where the kernels' layout of shared memory is known.
+WarpgroupPlan warpgroup_plan(const WarpgroupWork& work, int multiprocessors, size_t shared_limit);
+
+}  // namespace tinyloop::cuda
