@@ -105,7 +105,7 @@ def documents(
     bench: Bench, case: str, shape: str, bits: int, n: int, length: int = 2048, **more: Any
 ) -> Figure:
     rng = np.random.default_rng(2)
-    with bench.load(shape, bits, 16384, 8192, fp16_cache="all") as model:
+    with bench.load(shape, bits, 8192, fp16_cache="all") as model:
         ids = ids_of(rng, model, n * length)
         offsets = np.arange(0, n * length + 1, length, dtype=np.int64)
         scored = np.full(n, length - 1, np.int32)
@@ -117,7 +117,7 @@ def documents(
 def shared_prefixes(bench: Bench, case: str, shape: str, bits: int, **more: Any) -> Figure:
     prefixes, prefix_length, per_prefix, own = 64, 1024, 64, 32
     rng = np.random.default_rng(3)
-    with bench.load(shape, bits, 16384, 8192, fp16_cache="all", cache_mode="int8") as model:
+    with bench.load(shape, bits, 8192, fp16_cache="all", cache_mode="int8") as model:
         starts = [ids_of(rng, model, prefix_length) for _ in range(prefixes)]
         tails = [ids_of(rng, model, per_prefix * own) for _ in range(prefixes)]
 

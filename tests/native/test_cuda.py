@@ -64,7 +64,7 @@ def test_the_gpu_says_what_the_cpu_says(tmp_path: Path, family: str, bits: int, 
             load_model(path, 64, device="cuda", **options) as gpu,
         ):
             apart = np.abs(cpu.score_tokens(ids) - gpu.score_tokens(ids))
-        if numeric_mode == "fp16" or mode in ("fp16", "h_fp16"):
+        if mode in ("fp16", "h_fp16"):
             assert apart.max() <= limit
         else:  # a value on the border of two codes falls to either side, and moves what follows
             assert np.median(apart) <= limit
@@ -73,14 +73,14 @@ def test_the_gpu_says_what_the_cpu_says(tmp_path: Path, family: str, bits: int, 
 @pytest.mark.gpu
 def test_the_shipped_model_scores_and_generates_as_on_the_cpu() -> None:
     ids = random_ids(400, vocab=4000)
-    request = GenerateRequest(ids[:50], 40, stop_ids=())
+    prompt = ids[:50]
     path = default_model_path()
     with load_model(path, device="cpu") as cpu, load_model(path, device="cuda") as gpu:
         apart = cpu.score_tokens(ids) - gpu.score_tokens(ids)
         assert np.sqrt(np.mean(apart**2)) <= PAIR_RMS
         assert np.abs(apart).max() <= PAIR_MAX
-        (there,) = gpu.generate([request])
-        whole = np.concatenate([request.token_ids, there.token_ids]).astype(np.int32)
+        (there,) = gpu.generate([GenerateRequest(prompt, 40, stop_ids=())])
+        whole = np.concatenate([prompt, there.token_ids]).astype(np.int32)
         assert np.array_equal(gpu.score_tokens(whole)[49:], there.logprobs)
         greedy = score_items(cpu, [(whole, 40)]).greedy
     # Two near logits may change places between devices; most are far apart.
@@ -142,7 +142,7 @@ def test_the_books_are_the_devices_own() -> None:
     path = default_model_path()
     load_model(path, 256, device="cuda").close()  # the context, and what the library keeps
     before = used_by_device()
-    model = load_model(path, 4096, device="cuda")
+    model = load_model(path, 2048, device="cuda")
     assert near(model.vram_usage_bytes, used_by_device() - before)
     prefixes = [model.prefix(random_ids(2000, seed=i, vocab=4000)) for i in range(6)]
     handle = model.start(random_ids(500, vocab=4000), 2, 4)
@@ -157,14 +157,15 @@ def test_the_books_are_the_devices_own() -> None:
 @pytest.mark.gpu
 def test_loads_that_fail_leave_nothing_on_the_device() -> None:
     path = default_model_path()
-    with load_model(path, 512, device="cuda") as model:
+    options: dict[str, Any] = {"device": "cuda", "fp16_cache": "off"}  # auto would go by the budget
+    with load_model(path, 512, **options) as model:
         needs = model.vram_usage_bytes
     before = used_by_device()
     for budget in np.linspace(1, needs - 1, 20).astype(int):
         with pytest.raises(Exception, match="cannot allocate"):
-            load_model(path, 512, device="cuda", budget_bytes=int(budget))
+            load_model(path, 512, budget_bytes=int(budget), **options)
     assert near(0, used_by_device() - before)
-    with load_model(path, 512, device="cuda", budget_bytes=needs) as model:
+    with load_model(path, 512, budget_bytes=needs, **options) as model:
         model.score_tokens(random_ids(40))
 
 

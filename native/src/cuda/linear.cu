@@ -11,10 +11,12 @@ namespace tinyloop::cuda {
 
 namespace {
 
-// From so many rows on cuBLASLt is faster than our own kernels: with an FP16 cache of the weight,
-// and when the weight must be dequantized first. The bits are equal.
-constexpr int64_t kWideRows = 129;
-constexpr int64_t kWideRowsUncached = 256;
+// From so many results (rows x outputs) on cuBLASLt is faster than our own kernels on an H200, above
+// kLeastWideRows rows: with an FP16 copy of the weight, and when the weight must be unpacked first.
+// No bit depends on it.
+constexpr int64_t kWideResults = 800'000;
+constexpr int64_t kWideResultsUnpacked = 1'300'000;
+constexpr int64_t kLeastWideRows = 65;
 
 constexpr int kRowsPerBlock = 8;  // of form_rows
 
@@ -60,15 +62,16 @@ LinearCall rows_of(const LinearCall& call, int64_t first, int64_t rows, bool fp3
 
 // By our own kernels; the input is kRows.
 void multiply_ourselves(cudaStream_t stream, const LinearCall& call, const LinearContext& context) {
-  if (takes_warpgroups(call, context)) return linear_warpgroups(stream, call, context);
   if (takes_narrow(call, context)) return linear_narrow(stream, call, context);
+  if (takes_warpgroups(call, context)) return linear_warpgroups(stream, call, context);
   linear_tiled(stream, call, context);
 }
 
 void multiply_rows(cudaStream_t stream, const LinearCall& call, const LinearContext& context) {
   if (context.fp32) return linear_fp32(stream, call);
-  const int64_t wide_rows = call.weight.cache != nullptr ? kWideRows : kWideRowsUncached;
-  if (call.rows >= wide_rows && takes_wide(call, context)) {
+  const int64_t least = call.weight.cache != nullptr ? kWideResults : kWideResultsUnpacked;
+  const bool wide = call.rows >= kLeastWideRows && call.rows * call.weight.outputs >= least;
+  if (wide && takes_wide(call, context)) {
     return linear_wide(stream, call, context);
   }
   multiply_ourselves(stream, call, context);
@@ -219,10 +222,11 @@ void linear_wide(cudaStream_t stream, const LinearCall& call, const LinearContex
 
 void linear(cudaStream_t stream, const LinearCall& call, const LinearContext& context) {
   if (call.rows == 0) return;
+  // Up to 8 rows: a warp to each tile's chain was faster than a warpgroup to four at every shape.
+  if (takes_narrow(call, context)) return linear_narrow(stream, call, context);
   if (call.rows <= 8 && takes_warpgroups(call, context)) {
     return linear_warpgroups(stream, call, context);
   }
-  if (takes_narrow(call, context)) return linear_narrow(stream, call, context);
   if (call.input.kind == InputKind::kRows) return multiply_rows(stream, call, context);
 
   const int64_t inputs = call.weight.inputs;
