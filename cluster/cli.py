@@ -76,6 +76,7 @@ def score(
     max_seq_len: options.MaxSeqLen = None,
     kv: options.Kv = "fp16",
     numeric: options.Numeric = "fp16",
+    device: options.Device = "cpu",
     window: options.Window = "65536",
     work_dir: options.WorkDir = None,
     pmi: options.Pmi = False,
@@ -113,7 +114,7 @@ def score(
         token_logprobs=logprobs,
         rolling=RollingPolicy(stride, bos_every_window),
     )
-    request = PoolRequest(model, replicas, max_seq_len, kv, threads, numeric)
+    request = PoolRequest(model, replicas, max_seq_len, kv, threads, numeric, device)
     raise typer.Exit(_score_on_pool(settings, request))
 
 

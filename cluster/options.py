@@ -28,6 +28,7 @@ Numeric = Annotated[
     Literal["fp16", "bf16"],
     Option(help="Arithmetic of products; bf16 is for processors with AMX: native/GUIDE.md says more."),
 ]
+Device = Annotated[Literal["cpu", "cuda"], Option(help="Where replicas run; cuda: each on a GPU of its own.")]
 Window = Annotated[str, Option(help="Rows that are sorted together, or 'all'.")]
 WorkDir = Annotated[Path | None, Option(help="Folder of journal and parts; default: the output folder.")]
 Pmi = Annotated[bool, Option("--pmi", help="Score choices after the empty context too.")]

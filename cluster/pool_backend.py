@@ -79,6 +79,7 @@ def choose_model(settings: ScoreSettings, request: PoolRequest) -> ChosenModel:
         "max_seq_len": max_seq_len,
         "kv": request.kv,
         "numeric": request.numeric,
+        "device": request.device,
     }
     choice = ModelChoice(identity, policy, _about(path, header, request))
     return ChosenModel(path, depth, max_seq_len, Encoder(tokenizer, policy), choice, warnings)
@@ -140,6 +141,7 @@ def _about(path: Path, header: Header, request: PoolRequest) -> dict[str, Any]:
             "threads": request.threads,
             "kv": request.kv,
             "numeric": request.numeric,
+            "device": request.device,
         },
         "versions": {name: version(name) for name in VERSIONS_OF} | {"python": platform.python_version()},
     }
@@ -192,6 +194,7 @@ def _pool_config(chosen: ChosenModel, request: PoolRequest) -> PoolConfig:
             max_seq_len=chosen.max_seq_len,
             cache_mode=request.kv,
             numeric_mode=request.numeric,
+            device=request.device,
         )
     except ValidationError as error:
         shown = "; ".join(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from .encoding import EmptyContinuation
 from .errors import UsageError
@@ -107,6 +107,7 @@ class PoolRequest:
     kv: str = "fp16"
     threads: int | None = None
     numeric: str = "fp16"
+    device: Literal["cpu", "cuda"] = "cpu"
 
 
 def parse_window(text: str) -> int | None:

@@ -109,12 +109,16 @@ def plan(
     max_seq_len: int = 2048,
     prefill_chunk: int = 0,
     *,
+    device: str | None = None,
     cache_mode: str | None = None,
+    fp16_cache: str | None = None,
     threads: int | None = None,
     depth: int | None = None,
     prefix_length: int = 0,
 ) -> MemoryPlan:
     """What a load with these options would hold, from the file's header alone: exact to the byte.
+
+    A GPU need not be there, but the build must have its backend.
 
     Args: as load_model; depth and prefix_length (tokens) are those of the prefixes that are to be held, depth
     None being the model's own.
@@ -124,7 +128,9 @@ def plan(
     options = _options(
         max_seq_len=max_seq_len,
         prefill_chunk=prefill_chunk,
+        device=device,
         cache_mode=cache_mode,
+        fp16_cache=fp16_cache,
         threads=threads,
         numeric_mode="fp16",
     )

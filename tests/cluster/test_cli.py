@@ -155,6 +155,7 @@ def test_a_defect_is_shown_and_not_taken_for_a_usage_error(
         ["score", "-i", "rows.jsonl", "-o", "out", "--window", "0"],
         ["score", "-i", "rows.jsonl", "-o", "out", "--kv", "int1"],
         ["score", "-i", "rows.jsonl", "-o", "out", "--numeric", "fp32"],
+        ["score", "-i", "rows.jsonl", "-o", "out", "--device", "tpu"],
         ["score", "-i", "rows.jsonl", "-o", "out", "--resume", "--overwrite"],
         ["score", "-i", "rows.jsonl", "-o", "out", "--replicas", "5000"],
         ["score", "-i", "rows.jsonl", "-o", "rows.jsonl"],

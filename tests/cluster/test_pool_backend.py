@@ -61,6 +61,7 @@ def test_every_setting_that_changes_a_number_is_in_the_identity() -> None:
         choose_model(settings(depth=2), PoolRequest()),
         choose_model(settings(), PoolRequest(max_seq_len=64)),
         choose_model(settings(), PoolRequest(numeric="bf16")),
+        choose_model(settings(), PoolRequest(device="cuda")),
     ):
         assert changed.choice.identity != plain
     assert choose_model(settings(), PoolRequest(replicas=3, threads=1)).choice.identity == plain
