@@ -27,6 +27,9 @@
 //     c = step(c, xl, wh), c = step(c, xh, wh), c = step(c, xh, wl).
 // xl * wl, at most 2^-15 of a product, is left out.
 //
+// Attention's scores are products of query vectors and keys that way, a query vector as an
+// activation and a key as a float weight. Its weights and values are multiplied as in other modes.
+//
 // None of the numbers of a step is subnormal, so that it does not matter that the unit takes those
 // for zero.
 #pragma once

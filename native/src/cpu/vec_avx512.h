@@ -33,10 +33,7 @@ inline Vec min(Vec a, Vec b) { return _mm512_min_ps(a, b); }
 inline Vec round_even(Vec a) {
   return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
-inline Vec power_of_two(Vec n) {
-  const __m512i exponent = _mm512_add_epi32(_mm512_cvttps_epi32(n), _mm512_set1_epi32(127));
-  return _mm512_castsi512_ps(_mm512_slli_epi32(exponent, 23));
-}
+inline Vec times_power_of_two(Vec a, Vec n) { return _mm512_scalef_ps(a, n); }
 inline Vec zero_below(Vec x, Vec limit, Vec value) {
   const __mmask16 keep = _mm512_cmp_ps_mask(x, limit, _CMP_NLT_UQ);
   return _mm512_maskz_mov_ps(keep, value);

@@ -72,6 +72,7 @@ inline Vec power_of_two(Vec n) {
       bits_to_float(static_cast<uint32_t>(static_cast<int32_t>(n.lane[i]) + 127) << 23);
   return n;
 }
+inline Vec times_power_of_two(Vec a, Vec n) { return mul(a, power_of_two(n)); }
 // Lane by lane: x < limit ? 0 : value.
 inline Vec zero_below(Vec x, Vec limit, Vec value) {
   TINYLOOP_LANES value.lane[i] = x.lane[i] < limit.lane[i] ? 0.0f : value.lane[i];
