@@ -27,8 +27,11 @@
 //     c = step(c, xl, wh), c = step(c, xh, wh), c = step(c, xh, wl).
 // xl * wl, at most 2^-15 of a product, is left out.
 //
-// Attention's scores are products of query vectors and keys that way, a query vector as an
-// activation and a key as a float weight. Its weights and values are multiplied as in other modes.
+// Attention multiplies in that way too, a query vector or a softmax weight as an activation and a
+// key or value as a float weight. A softmax weight has more than 11 bits: xl is cut to bf16 too,
+// which leaves out 2^-16 of it, and one below 2^-70 is zero. A tile of 64 keys is summed from zero,
+// then added to what came before it; keys that a vector does not see have weight zero, or are left
+// out where a value of the tile is not finite.
 //
 // None of the numbers of a step is subnormal, so that it does not matter that the unit takes those
 // for zero.
