@@ -2,11 +2,14 @@
 // for `rows` rows, the median of some runs, as one line of JSON for each instruction set and thread
 // count.
 //
-//     operations [rows=512] [isa[:mode]]...    isa "" is the best one here; mode fp16 or bf16
+//     operations [rows=512] [isa[:mode[:group]]]...
+//
+// isa "" is the best one here; mode fp16 or bf16; groups of 32, 64 or 128 (64) share a scale.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -37,9 +40,10 @@ double milliseconds(Call call) {
 
 class Layer {
  public:
-  Layer(Backend& backend, int64_t rows)
+  Layer(Backend& backend, int64_t rows, int64_t group)
       : backend_(backend),
         rows_(rows),
+        group_(group),
         state_(noise_floats(1, rows * kWidth)),
         qkv_(false, rows, kQkv, 2),
         mixed_(false, rows, kWidth, 3),
@@ -104,11 +108,11 @@ class Layer {
 
  private:
   std::unique_ptr<Weight> weight(int64_t outputs, int64_t inputs) {
-    return upload(backend_, *make_tensor(TensorKind::kQ4, outputs, inputs), 0, outputs);
+    return upload(backend_, *make_tensor(TensorKind::kQ4, outputs, inputs, group_), 0, outputs);
   }
 
   Backend& backend_;
-  int64_t rows_;
+  int64_t rows_, group_;
   std::vector<float> state_;
   Acts qkv_, mixed_, gate_up_, inner_;
   std::vector<float> rope_;
@@ -121,16 +125,19 @@ class Layer {
 };
 
 void measure(const std::string& choice, int threads, int64_t rows) {
-  const size_t colon = choice.find(':');
-  const std::string isa = choice.substr(0, colon);
-  const bool split = colon != std::string::npos && choice.substr(colon + 1) == "bf16";
+  std::istringstream parts(choice);
+  std::string isa, mode, group;
+  std::getline(parts, isa, ':');
+  std::getline(parts, mode, ':');
+  std::getline(parts, group);
+  const bool split = mode == "bf16";
   const std::string label = choice + " x" + std::to_string(threads);
   try {
     const auto backend =
         make_cpu_backend(isa, threads, split ? NumericMode::kBf16 : NumericMode::kFp16);
     const auto account = std::make_shared<Account>(0);
     backend->allocate_workspace({kFfn, 2 * kFfn, kVocab, kWidth, 9, 3, 64, rows, rows}, *account);
-    Layer(*backend, rows).measure(label.c_str());
+    Layer(*backend, rows, group.empty() ? 64 : std::stoll(group)).measure(label.c_str());
   } catch (const LoadError& error) {
     std::printf("{\"case\": \"%s\", \"unavailable\": \"%s\"}\n", label.c_str(), error.what());
   }

@@ -229,8 +229,7 @@ class CpuBackend : public Backend {
   }
 
   std::vector<size_t> workspace_bytes(const WorkspaceShape& shape) const override {
-    const int64_t depth_blocks = (shape.max_inputs + kDepthBlock - 1) / kDepthBlock;
-    return {to_size(depth_blocks * kRowBlock * kDepthBlock) * sizeof(float),
+    return {to_size(a_floats(shape.max_inputs)) * sizeof(float),
             to_size(threads_.count() * thread_floats(shape)) * sizeof(float),
             to_size(kRowBlock * head_tiles(shape)) * sizeof(HeadPartial),
             to_size(kRowBlock) * sizeof(float)};
@@ -248,7 +247,8 @@ class CpuBackend : public Backend {
                    Rows out) override {
     const PanelWeight& w = panels_of(weight);
     product(rows, w, into(out), [&](int64_t first, int64_t begin, int64_t n) {
-      kernels_.pack_norm(state + (first + begin) * w.inputs, norm, n, w.inputs, a(), begin);
+      kernels_.pack_norm(state + (first + begin) * w.inputs, norm, n, w.inputs, w.group, a(),
+                         begin);
     });
   }
   void linear(Rows in, int64_t rows, const Weight& weight, Rows out) override {
@@ -264,7 +264,7 @@ class CpuBackend : public Backend {
     const int64_t width = w.outputs;
     product(rows, w, into(Into::kMain, state, w), [&](int64_t first, int64_t begin, int64_t n) {
       const int64_t at = (first + begin) * width;
-      kernels_.pack_pair(state + at, input + at, n, width, a(), begin);
+      kernels_.pack_pair(state + at, input + at, n, width, w.group, a(), begin);
     });
   }
 
@@ -408,7 +408,7 @@ class CpuBackend : public Backend {
   }
 
   static int64_t thread_floats(const WorkspaceShape& shape) {
-    const int64_t product = kTilePanels * kDepthBlock * kPanel + kRowBlock * kTilePanels * kPanel;
+    const int64_t product = kProductScratch + kRowBlock * kTilePanels * kPanel;
     return std::max(product, attention_scratch_floats(shape.head_dim));
   }
   static int64_t head_tiles(const WorkspaceShape& shape) {
@@ -431,7 +431,7 @@ class CpuBackend : public Backend {
     for (int64_t first = 0; first < n; first += most) {
       const int64_t block = std::min(most, n - first);
       by_rows(block, [&](int64_t begin, int64_t count) {
-        kernels_.pack_main(state, rows + first + begin, count, w.inputs, a(), begin);
+        kernels_.pack_main(state, rows + first + begin, count, w.inputs, w.group, a(), begin);
       });
       threads_.run(head_tiles_, [&](int64_t item, int thread) {
         HeadTile tile;
@@ -441,7 +441,7 @@ class CpuBackend : public Backend {
         tile.tile = item;
         tile.tiles = head_tiles_;
         tile.b = scratch(thread);
-        tile.c = tile.b + kTilePanels * kDepthBlock * kPanel;
+        tile.c = tile.b + kProductScratch;
         tile.targets = targets == nullptr ? nullptr : targets + first;
         tile.target_logits = target_logits_.as<float>();
         tile.logits = logits == nullptr ? nullptr : logits + first * w.outputs;
@@ -486,7 +486,7 @@ class CpuBackend : public Backend {
 
   void pack_and_multiply(Rows in, int64_t rows, const PanelWeight& w, const LinearTile& target) {
     product(rows, w, target, [&](int64_t first, int64_t begin, int64_t n) {
-      kernels_.pack(at(in, first + begin), n, w.inputs, a(), begin);
+      kernels_.pack(at(in, first + begin), n, w.inputs, w.group, a(), begin);
     });
   }
 
@@ -506,7 +506,7 @@ class CpuBackend : public Backend {
         tile.rows = block;
         tile.weight = &w;
         tile.b = scratch(thread);
-        tile.c = tile.b + kTilePanels * kDepthBlock * kPanel;
+        tile.c = tile.b + kProductScratch;
         if (tile.into != Into::kActivations) {
           tile.main += first * tile.main_stride;
         } else {

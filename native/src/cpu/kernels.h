@@ -7,16 +7,34 @@
 //
 // The bf16 mode has other products and is the same in everything else, FP16 activations included.
 // bf16 is the upper half of a float. An activation x is xh + xl, exactly: xh is x cut to bf16, xl
-// what that leaves (x has 11 bits, so xl has 3). A weight w = (code - zero) * scale, rounded in
-// float32 as in the other modes, is wh + wl and an error of at most 2^-16 of it: wh is w rounded to
-// bf16, ties away from zero, wl the rest rounded likewise. A float32 weight below 2^-70 is zero.
-// For every 32 inputs in order the output c, which starts from zero, becomes
-//     c = step(c, xl, wh), c = step(c, xh, wh), c = step(c, xh, wl);
+// what that leaves (x has 11 bits, so xl has 3). For every 32 inputs in order, up to the end of
+// their group, a sum takes
 //     step(c, x, w) = c + (even + odd),
 // where even and odd are chains of fused multiply-adds from zero over the 16 even and the 16 odd
-// inputs, in float32: what one instruction of the tile unit (TDPBF16PS) computes. xl * wl, at most
-// 2^-15 of a product, is left out. None of these numbers is subnormal, so that it does not matter
-// that the unit takes those for zero.
+// inputs, in float32: what one instruction of the tile unit (TDPBF16PS) computes.
+//
+// Weights of 4 and 8 bits: a code less 8 or 128 is q, exact in bf16. A group g of 32, 64 or 128
+// inputs has
+//     s = 0, then for each of its steps s = step(s, xl, q), s = step(s, xh, q);
+//     x = the sum of its activations: 16 lane sums over every 16th input in order, folded by
+//         halves;
+// and the output c, which starts from zero, becomes for each group in order
+//     c = fma(s, scale, c), c = fma(x, (8 or 128 - zero) * scale, c).
+// Nothing but float32 rounding separates this from (code - zero) * scale times x.
+//
+// A float weight w is wh + wl and an error of at most 2^-16 of it: wh is w rounded to bf16, ties
+// away from zero, wl the rest rounded likewise; a float32 weight below 2^-70 is zero. For each step
+//     c = step(c, xl, wh), c = step(c, xh, wh), c = step(c, xh, wl).
+// xl * wl, at most 2^-15 of a product, is left out.
+//
+// Attention multiplies in that way too, a query vector or a softmax weight as an activation and a
+// key or value as a float weight. A softmax weight has more than 11 bits: xl is cut to bf16 too,
+// which leaves out 2^-16 of it, and one below 2^-70 is zero. A tile of 64 keys is summed from zero,
+// then added to what came before it; keys that a vector does not see have weight zero, or are left
+// out where a value of the tile is not finite.
+//
+// None of the numbers of a step is subnormal, so that it does not matter that the unit takes those
+// for zero.
 #pragma once
 
 #include <cstddef>
@@ -34,6 +52,10 @@ inline constexpr int64_t kTilePanels = 4;  // panels of C at a time
 inline constexpr int64_t kHeadTile = 512;  // vocabulary columns of one partial log-sum-exp
 inline constexpr int64_t kQueryBlock = 128;  // query vectors of one attention work item
 inline constexpr int64_t kMaxHeadDim = 256;
+// Groups of coded weights have 32, 64 or 128 inputs, so that a sum block holds whole ones.
+inline constexpr int64_t kBlockGroups = kDepthBlock / 32;
+// Scratch of a product beside its C: the panels of a sum block, or what tiles.inc needs.
+inline constexpr int64_t kProductScratch = kTilePanels * kDepthBlock * kPanel + 2048;
 static_assert(kQueryBlock >= kMaxGroupedHeads, "a row's heads must fit one work item");
 
 // A weight [outputs, inputs] in panels of 16 outputs: for each panel, for each input, 16 codes side
@@ -76,12 +98,12 @@ struct Activations {
 enum class Into { kActivations, kAddToMain, kMain };
 
 struct LinearTile {
-  const float* a = nullptr;  // blocks [inputs / kDepthBlock][kRowBlock][kDepthBlock]
+  const float* a = nullptr;  // blocks [inputs / kDepthBlock][kRowBlock][kDepthBlock], group sums
   int64_t rows = 0;
   const PanelWeight* weight = nullptr;
   int64_t first_panel = 0;
   int64_t panels = 0;  // at most kTilePanels
-  float* b = nullptr;  // scratch [kTilePanels][kDepthBlock][kPanel]
+  float* b = nullptr;  // scratch [kProductScratch]
   float* c = nullptr;  // scratch [kRowBlock][kTilePanels * kPanel]
   Into into = Into::kActivations;
   Activations out;        // kActivations
@@ -132,19 +154,25 @@ struct RunPart {
   int64_t rows = 0;
 };
 
+// Floats of A: the rows, and behind them the sums of their groups, which the bf16 mode reads.
+constexpr int64_t a_floats(int64_t inputs) {
+  return (inputs + kDepthBlock - 1) / kDepthBlock * kRowBlock * (kDepthBlock + kBlockGroups);
+}
+
 // One instruction set. Row loops are over [0, rows); parallel splits are the caller's. What an
 // operation computes is said in backend.h.
 struct Kernels {
   const char* name;
   // A block of rows for a product into `a`, starting at its row `at`: converted; rows `indices` of
   // a state; a state's norm; two states side by side. States are rounded to the activations' type.
-  void (*pack)(Activations in, int64_t rows, int64_t inputs, float* a, int64_t at);
+  // group: that of the weight, 0 if it has none.
+  void (*pack)(Activations in, int64_t rows, int64_t inputs, int64_t group, float* a, int64_t at);
   void (*pack_main)(const float* main, const int32_t* indices, int64_t rows, int64_t width,
-                    float* a, int64_t at);
-  void (*pack_norm)(const float* main, const NormSpec& norm, int64_t rows, int64_t width, float* a,
-                    int64_t at);
-  void (*pack_pair)(const float* main, const float* other, int64_t rows, int64_t width, float* a,
-                    int64_t at);
+                    int64_t group, float* a, int64_t at);
+  void (*pack_norm)(const float* main, const NormSpec& norm, int64_t rows, int64_t width,
+                    int64_t group, float* a, int64_t at);
+  void (*pack_pair)(const float* main, const float* other, int64_t rows, int64_t width,
+                    int64_t group, float* a, int64_t at);
   void (*linear)(const LinearTile& tile);
   void (*head)(const HeadTile& tile);
   void (*attention)(const AttentionTask& task);

@@ -82,7 +82,8 @@ const Kernels& of_mode(NumericMode mode, const Kernels& half, const Kernels& ful
 
 int64_t attention_scratch_floats(int64_t head_dim) {
   const int64_t width = (head_dim + kPanel - 1) / kPanel * kPanel;
-  return kQueryBlock * (kMaxHeadDim + kKeyTile + width + 2) + 2 * kKeyTile * width;
+  return kQueryBlock * (2 * kMaxHeadDim + kKeyTile + width + 2) +
+         kKeyTile * (kMaxHeadDim + 2 * width);
 }
 
 const Kernels& select_kernels(const char* name, NumericMode mode) {

@@ -60,6 +60,7 @@ inline __m256 power_of_two(__m256 n) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23));
 }
 inline Vec power_of_two(Vec n) { return {power_of_two(n.low), power_of_two(n.high)}; }
+inline Vec times_power_of_two(Vec a, Vec n) { return mul(a, power_of_two(n)); }
 inline Vec zero_below(Vec x, Vec limit, Vec value) {
   const __m256 low = _mm256_cmp_ps(x.low, limit.low, _CMP_LT_OQ);
   const __m256 high = _mm256_cmp_ps(x.high, limit.high, _CMP_LT_OQ);

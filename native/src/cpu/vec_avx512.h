@@ -33,10 +33,7 @@ inline Vec min(Vec a, Vec b) { return _mm512_min_ps(a, b); }
 inline Vec round_even(Vec a) {
   return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
-inline Vec power_of_two(Vec n) {
-  const __m512i exponent = _mm512_add_epi32(_mm512_cvttps_epi32(n), _mm512_set1_epi32(127));
-  return _mm512_castsi512_ps(_mm512_slli_epi32(exponent, 23));
-}
+inline Vec times_power_of_two(Vec a, Vec n) { return _mm512_scalef_ps(a, n); }
 inline Vec zero_below(Vec x, Vec limit, Vec value) {
   const __mmask16 keep = _mm512_cmp_ps_mask(x, limit, _CMP_NLT_UQ);
   return _mm512_maskz_mov_ps(keep, value);
@@ -61,6 +58,10 @@ inline Vec to_bf16(Vec a) {
 inline void store_high_parts(uint16_t* p, Vec a) {
   const __m256i words = _mm512_cvtepi32_epi16(_mm512_srli_epi32(bits_of(a), 16));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), words);
+}
+inline Vec load_high_parts(const uint16_t* p) {
+  const __m256i words = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return of_bits(_mm512_slli_epi32(_mm512_cvtepu16_epi32(words), 16));
 }
 inline Vec zero_small(Vec x, float limit) {
   const __m512 size = of_bits(_mm512_and_si512(bits_of(x), _mm512_set1_epi32(0x7FFFFFFF)));
@@ -90,13 +91,24 @@ inline Vec load_u4(const uint8_t* p) {
   const __m128i high = _mm_and_si128(_mm_srli_epi16(bytes, 4), nibble);
   return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_unpacklo_epi64(low, high)));
 }
-inline void load_two_u4(const uint8_t* p, Vec& first, Vec& second) {
-  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-  const __m128i nibble = _mm_set1_epi8(15);
-  const __m128i low = _mm_and_si128(bytes, nibble);
-  const __m128i high = _mm_and_si128(_mm_srli_epi16(bytes, 4), nibble);
-  first = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_unpacklo_epi64(low, high)));
-  second = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_unpackhi_epi64(low, high)));
+// bf16 of -8 .. 7, twice: what a nibble is less 8, whatever the bit above it.
+alignas(64) inline constexpr uint16_t kNibblesLess8[32] = {
+    0xC100, 0xC0E0, 0xC0C0, 0xC0A0, 0xC080, 0xC040, 0xC000, 0xBF80, 0x0000, 0x3F80, 0x4000,
+    0x4040, 0x4080, 0x40A0, 0x40C0, 0x40E0, 0xC100, 0xC0E0, 0xC0C0, 0xC0A0, 0xC080, 0xC040,
+    0xC000, 0xBF80, 0x0000, 0x3F80, 0x4000, 0x4040, 0x4080, 0x40A0, 0x40C0, 0x40E0};
+// Words of bytes n and 8 + n, for n = 0 .. 7 and again: 0x80 is a zero.
+alignas(64) inline constexpr uint8_t kPairsOfBytes[64] = {
+    0, 0x80, 8,  0x80, 1, 0x80, 9,  0x80, 2, 0x80, 10, 0x80, 3, 0x80, 11, 0x80,
+    4, 0x80, 12, 0x80, 5, 0x80, 13, 0x80, 6, 0x80, 14, 0x80, 7, 0x80, 15, 0x80,
+    0, 0x80, 8,  0x80, 1, 0x80, 9,  0x80, 2, 0x80, 10, 0x80, 3, 0x80, 11, 0x80,
+    4, 0x80, 12, 0x80, 5, 0x80, 13, 0x80, 6, 0x80, 14, 0x80, 7, 0x80, 15, 0x80};
+inline Vec load_two_u4_less_8(const uint8_t* p) {
+  const __m512i bytes =
+      _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  const __m512i pairs = _mm512_shuffle_epi8(bytes, _mm512_load_si512(kPairsOfBytes));
+  // Outputs 8 .. 15 are the upper nibbles.
+  const __m512i nibbles = _mm512_mask_srli_epi16(pairs, 0xFFFF0000u, pairs, 4);
+  return of_bits(_mm512_permutexvar_epi16(nibbles, _mm512_load_si512(kNibblesLess8)));
 }
 inline Vec load_u4_pairs(const uint8_t* p) {
   const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));

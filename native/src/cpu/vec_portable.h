@@ -72,6 +72,7 @@ inline Vec power_of_two(Vec n) {
       bits_to_float(static_cast<uint32_t>(static_cast<int32_t>(n.lane[i]) + 127) << 23);
   return n;
 }
+inline Vec times_power_of_two(Vec a, Vec n) { return mul(a, power_of_two(n)); }
 // Lane by lane: x < limit ? 0 : value.
 inline Vec zero_below(Vec x, Vec limit, Vec value) {
   TINYLOOP_LANES value.lane[i] = x.lane[i] < limit.lane[i] ? 0.0f : value.lane[i];
@@ -105,6 +106,11 @@ inline Vec to_bf16(Vec a) {
 inline void store_high_parts(uint16_t* p, Vec a) {
   TINYLOOP_LANES p[i] = static_cast<uint16_t>(float_to_bits(a.lane[i]) >> 16);
 }
+inline Vec load_high_parts(const uint16_t* p) {
+  Vec r;
+  TINYLOOP_LANES r.lane[i] = bits_to_float(static_cast<uint32_t>(p[i]) << 16);
+  return r;
+}
 // Lane by lane: |x| < limit ? 0 : x.
 inline Vec zero_small(Vec x, float limit) {
   TINYLOOP_LANES x.lane[i] = std::fabs(x.lane[i]) < limit ? 0.0f : x.lane[i];
@@ -135,9 +141,9 @@ inline Vec load_u4(const uint8_t* p) {
   for (int i = 0; i < 8; ++i) r.lane[i + 8] = static_cast<float>(p[i] >> 4);
   return r;
 }
-inline void load_two_u4(const uint8_t* p, Vec& first, Vec& second) {
-  first = load_u4(p);
-  second = load_u4(p + 8);
+// Two times 16 codes, each less 8, as bf16: the first 16 in the lower halves of words.
+inline Vec load_two_u4_less_8(const uint8_t* p) {
+  return join_parts(sub(load_u4(p + 8), set1(8.0f)), sub(load_u4(p), set1(8.0f)));
 }
 // 16 codes of 4 bits side by side: the even lanes in the low nibbles.
 inline Vec load_u4_pairs(const uint8_t* p) {

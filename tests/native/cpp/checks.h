@@ -138,10 +138,11 @@ inline void add_codes(Tensor& t, double top) {
   for (int64_t i = 0; i < t.entry.rows * groups; ++i) append(t.bytes, half_bits(zero(i)));
 }
 
-inline std::shared_ptr<Tensor> make_tensor(TensorKind kind, int64_t rows, int64_t cols) {
+inline std::shared_ptr<Tensor> make_tensor(TensorKind kind, int64_t rows, int64_t cols,
+                                           int64_t group = 32) {
   auto t = std::make_shared<Tensor>();
   const bool coded = kind == TensorKind::kQ4 || kind == TensorKind::kQ8;
-  t->entry = {"weight", kind, rows, cols, coded ? 32 : 0};
+  t->entry = {"weight", kind, rows, cols, coded ? group : 0};
   if (coded) {
     add_codes(*t, kind == TensorKind::kQ4 ? 15.0 : 255.0);
   } else {

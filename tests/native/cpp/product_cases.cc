@@ -7,6 +7,7 @@ namespace {
 struct Shape {
   TensorKind kind;
   int64_t rows, inputs, outputs;
+  int64_t group = 32;  // of coded weights
 };
 // Uploaded outputs start at this one of the tensor.
 constexpr int64_t kBegin = 5;
@@ -14,10 +15,11 @@ constexpr int64_t kBegin = 5;
 std::string name_of(const char* operation, const Shape& s) {
   return std::string(operation) + " kind " + std::to_string(static_cast<int>(s.kind)) + ", " +
          std::to_string(s.rows) + " rows, " + std::to_string(s.inputs) + " to " +
-         std::to_string(s.outputs);
+         std::to_string(s.outputs) +
+         (s.group == 32 ? "" : ", groups of " + std::to_string(s.group));
 }
 std::shared_ptr<Tensor> tensor_of(const Shape& s) {
-  return make_tensor(s.kind, s.outputs + kBegin + 2, s.inputs);
+  return make_tensor(s.kind, s.outputs + kBegin + 2, s.inputs, s.group);
 }
 std::unique_ptr<Weight> weight_of(Backend& backend, const Shape& s, const Tensor& t) {
   return upload(backend, t, kBegin, kBegin + s.outputs);
@@ -195,6 +197,12 @@ std::vector<Case> product_cases() {
     }
     cases.push_back(few_rows_case({kind, 1, 34, 5}));
     cases.push_back(few_rows_case({kind, 2, 518, 200}));
+  }
+  for (const int64_t group : {32, 64, 128}) {  // short last groups, and an input without a second
+    cases.push_back(linear_case({Kind::kQ4, 33, 576, 90, group}));
+    cases.push_back(linear_case({Kind::kQ4, 90, 1000, 40, group}));
+    cases.push_back(linear_case({Kind::kQ8, 50, 301, 77, group}));
+    cases.push_back(few_rows_case({Kind::kQ4, 3, 200, 130, group}));
   }
   for (const int64_t rows : {1, 7, 400}) {
     cases.push_back(norm_linear_case({Kind::kF16, rows, 100, 40}, Weighting::kWeight));
