@@ -284,7 +284,7 @@ struct DecodeBlock {
     for (int tile = begin;; tile += kTile, stage ^= 1) {
       if (tile < end) {
         const int limit = min(tile + kTile, keys);
-        const int first = seek(shared.window, cursor, prefix, tile, place);
+        const int first = seek(shared.window, cursor, prefix, tile, place, BlockSync{});
         coming = copier.start(shared.buffers[stage], shared.window, first, own, tile, limit);
       }
       if (tile > begin) {
