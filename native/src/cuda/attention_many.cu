@@ -12,10 +12,10 @@ inline constexpr int kWarps = kDim > 128 ? 8 : 4;
 template <int kDim>
 inline constexpr int kRowTiles = kBlockVectors / 16 / kWarps<kDim>;
 
-template <int kDim>
+template <int kDim, int kStages>
 struct ManyShared {
   __half queries[kBlockVectors * kRowStride<kDim>];  // at the end the outputs
-  TileBuffer<kDim> buffers[2];
+  TileBuffer<kDim> buffers[kStages];
   Window window;
   ItemShared item;
 };
@@ -193,9 +193,10 @@ __device__ __forceinline__ void add_values(uint32_t values, const Weights<kDim>&
 
 // ---- a block's work -----------------------------------------------------------------------------
 
-template <int kDim>
+// kStages: tiles in shared memory. With 2 the next one is on its way while one is folded.
+template <int kDim, int kStages>
 struct ManyBlock {
-  using Shared = ManyShared<kDim>;
+  using Shared = ManyShared<kDim, kStages>;
   using Copier = TileCopier<kDim, 32 * kWarps<kDim>>;
   static constexpr int kTiles = kRowTiles<kDim>;
   static constexpr int kWarpVectors = 16 * kTiles;
@@ -257,8 +258,8 @@ struct ManyBlock {
     return View::kSome;
   }
 
-  __device__ __forceinline__ void fold(int stage, bool scaled, View view,
-                                       const Seen<kDim>& seen, WarpState<kDim>& state) const {
+  __device__ __forceinline__ void fold(int stage, bool scaled, View view, const Seen<kDim>& seen,
+                                       WarpState<kDim>& state) const {
     const TileBuffer<kDim>& buffer = shared.buffers[stage];
     const int l = lane();
     const uint32_t queries = shared_address(
@@ -299,21 +300,25 @@ struct ManyBlock {
     Arriving came, coming;
     bool begun = false, more = true;
     int only = 0;
-    for (int stage = 0;; stage ^= 1) {
-      if (more) coming = start_tile(stage, next, cursor);
+    for (int stage = 0;; stage ^= kStages - 1) {
+      if (kStages == 2 && more) coming = start_tile(stage, next, cursor);
       while (begun) {
         Seen<kDim> seen;
         const View seen_by_warp = view(now, only, seen);
         if (seen_by_warp != View::kNone) {
-          fold(stage ^ 1, came.scaled, seen_by_warp, seen, state);
+          fold(stage ^ (kStages - 1), came.scaled, seen_by_warp, seen, state);
         }
         if (only <= 1) break;
         --only;
         __syncthreads();
-        copier.clear_value(shared.buffers[stage ^ 1], only);
+        copier.clear_value(shared.buffers[stage ^ (kStages - 1)], only);
         __syncthreads();
       }
       if (!more) return;
+      if constexpr (kStages == 1) {
+        __syncthreads();
+        coming = start_tile(stage, next, cursor);
+      }
       now = next;
       came = coming;
       begun = true;
@@ -366,7 +371,7 @@ struct ManyBlock {
   }
 };
 
-template <int kDim>
+template <int kDim, int kStages>
 __global__ void __launch_bounds__(32 * kWarps<kDim>, kDim > 128 ? 1 : 2)
     many_kernel(const ManyArguments a) {
   extern __shared__ __align__(16) unsigned char memory[];
@@ -375,13 +380,13 @@ __global__ void __launch_bounds__(32 * kWarps<kDim>, kDim > 128 ? 1 : 2)
   // The last items of a sequence see the most keys: they begin first.
   const Item item = a.plan.items[a.plan.n_items - 1 - static_cast<int>(blockIdx.y)];
   if (item.rows == 0) return;
-  auto& shared = *reinterpret_cast<ManyShared<kDim>*>(memory);
+  auto& shared = *reinterpret_cast<ManyShared<kDim, kStages>*>(memory);
   if (threadIdx.x == 0) {
-    shared.item.work = work_of(a.plan, item, {a.plane, static_cast<int>(blockIdx.x), a.n_kv_heads,
-                                              a.head_dim}, a.group);
+    shared.item.work = work_of(
+        a.plan, item, {a.plane, static_cast<int>(blockIdx.x), a.n_kv_heads, a.head_dim}, a.group);
   }
   __syncthreads();
-  ManyBlock<kDim> block{shared, shared.item.work, {shared.item.work.place}};
+  ManyBlock<kDim, kStages> block{shared, shared.item.work, {shared.item.work.place}};
   if (threadIdx.x / 32 == kWarps<kDim> - 1) {
     fill_window(shared.window, shared.item.work.prefix, 0, shared.item.work.place);
   }
@@ -393,19 +398,37 @@ __global__ void __launch_bounds__(32 * kWarps<kDim>, kDim > 128 ? 1 : 2)
   block.store(state, a.out, a.out_stride, a.aligned_out);
 }
 
-template <int kDim>
-void launch_many(cudaStream_t stream, const AttentionCall& call) {
+template <int kDim, int kStages>
+void launch_stages(cudaStream_t stream, const AttentionCall& call) {
   const ManyArguments a = many_arguments(call);
-  constexpr size_t kBytes = sizeof(ManyShared<kDim>);
+  constexpr size_t kBytes = sizeof(ManyShared<kDim, kStages>);
   // Of 228 KB a multiprocessor has, a block takes 1 KB more than it asks for.
   static_assert((kDim > 128 ? 1 : 2) * (kBytes + 1024) <= 228 * 1024);
-  check(cudaFuncSetAttribute(many_kernel<kDim>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             static_cast<int>(kBytes)),
+  check(cudaFuncSetAttribute(many_kernel<kDim, kStages>,
+                             cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kBytes)),
         "give the attention kernel its shared memory");
   const Grid grid{
       dim3(static_cast<unsigned>(call.shape.n_kv_heads), static_cast<unsigned>(call.plan.n_items)),
       32 * kWarps<kDim>, kBytes};
-  launch(stream, grid, many_kernel<kDim>, a);
+  launch(stream, grid, many_kernel<kDim, kStages>, a);
+}
+
+// Heads above 128 elements need more for two tiles than an sm_80 device has for a block.
+bool fits_two_tiles(size_t bytes) {
+  int device = 0, most = 0;
+  check(cudaGetDevice(&device), "find the current device");
+  check(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
+        "ask for the shared memory of a block");
+  return bytes <= static_cast<size_t>(most);
+}
+
+template <int kDim>
+void launch_many(cudaStream_t stream, const AttentionCall& call) {
+  if constexpr (kDim > 128) {
+    static_assert(sizeof(ManyShared<kDim, 1>) <= 163 * 1024);
+    if (!fits_two_tiles(sizeof(ManyShared<kDim, 2>))) return launch_stages<kDim, 1>(stream, call);
+  }
+  launch_stages<kDim, 2>(stream, call);
 }
 
 }  // namespace

@@ -333,8 +333,7 @@ struct TileCopier {
   }
   __device__ __forceinline__ void clear_value(Buffer& buffer, int key) const {
     if (threadIdx.x >= kChunks) return;
-    *reinterpret_cast<uint4*>(buffer.values + Buffer::place(key, threadIdx.x)) =
-        uint4{0, 0, 0, 0};
+    *reinterpret_cast<uint4*>(buffer.values + Buffer::place(key, threadIdx.x)) = uint4{0, 0, 0, 0};
   }
 
   static __device__ __forceinline__ void expand(__half* chunk) {

@@ -38,7 +38,7 @@ struct SwizzledRows {
 
 template <int kDim>
 struct alignas(1024) SwizzledBuffer {
-  static constexpr int kStride = 64;  // between rows that are a multiple of 8 apart
+  static constexpr int kStride = 64;   // between rows that are a multiple of 8 apart
   static constexpr int kUnrolled = 2;  // of a thread's rows: the registers are few
   static __device__ __forceinline__ int place(int row, int chunk) {
     return SwizzledRows<kDim>::place(row, chunk);
@@ -127,8 +127,8 @@ struct Fetcher {
     const int bytes = min(max(a.head_dim - chunk * 8, 0), 8) * 2;
 #pragma unroll 1
     for (int v = copier.row(0); v < kBlockVectors; v += Copier::kPassRows) {
-      __half* to = shared.queries[buffer][v / kGroupVectors] +
-                   Rows64::place(v % kGroupVectors, chunk);
+      __half* to =
+          shared.queries[buffer][v / kGroupVectors] + Rows64::place(v % kGroupVectors, chunk);
       const int64_t at = vector_offset(item, v, a.query_stride);
       if (at < 0 || bytes == 0) {
         *reinterpret_cast<uint4*>(to) = uint4{0, 0, 0, 0};
@@ -217,7 +217,7 @@ struct Fetcher {
 
 // ---- folding ------------------------------------------------------------------------------------
 
-using Scores = float[kTile / 2];           // of a thread: [8 keys after 8 keys][4]
+using Scores = float[kTile / 2];  // of a thread: [8 keys after 8 keys][4]
 using Weights = uint32_t[kTile / 16][4];
 
 template <int kCount>
@@ -570,9 +570,8 @@ struct Folder {
       const int row = warp() * 16 + h * 8 + lane() / 4;
 #pragma unroll
       for (int n = 0; n < kChunks; ++n) {
-        *reinterpret_cast<uint32_t*>(memory + Rows64::place(row, n) + lane() % 4 * 2) =
-            pack_halves(quotient(o[n * 4 + 2 * h], inverse),
-                        quotient(o[n * 4 + 2 * h + 1], inverse));
+        *reinterpret_cast<uint32_t*>(memory + Rows64::place(row, n) + lane() % 4 * 2) = pack_halves(
+            quotient(o[n * 4 + 2 * h], inverse), quotient(o[n * 4 + 2 * h + 1], inverse));
       }
     }
     __syncwarp();
@@ -623,10 +622,9 @@ struct Folder {
 
 template <int kDim>
 __global__ void __launch_bounds__(kThreads, 1) warpgroups_kernel(const ManyArguments a) {
-#ifdef TINYLOOP_WARPGROUPS
   extern __shared__ __align__(16) unsigned char memory[];
-  auto& shared = *reinterpret_cast<GroupShared<kDim>*>(
-      memory + (1024 - shared_address(memory) % 1024) % 1024);
+  auto& shared =
+      *reinterpret_cast<GroupShared<kDim>*>(memory + (1024 - shared_address(memory) % 1024) % 1024);
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i) {
       init_barrier(shared_address(&shared.full[i]), kGroupThreads);
@@ -647,7 +645,6 @@ __global__ void __launch_bounds__(kThreads, 1) warpgroups_kernel(const ManyArgum
     Folder<kDim> folder{shared, a, static_cast<int>(threadIdx.x) / kGroupThreads - 1};
     folder.run();
   }
-#endif
 }
 
 template <int kDim>
