@@ -71,7 +71,10 @@ void attention(cudaStream_t stream, const AttentionPlan& plan, const HeadShape& 
   check_shape(shape);
   const AttentionCall call{plan, shape, plane, queries, out};
   if (fp32) return attention_fp32(stream, call);
-  if (!plan.decode || group_of(shape) > kDecodeVectors) return attention_many(stream, call);
+  if (!plan.decode || group_of(shape) > kDecodeVectors) {
+    if (!attention_warpgroups(stream, call)) attention_many(stream, call);
+    return;
+  }
   int64_t splits = splits_for(shape, plan.n_items, plan.max_spans, processors());
   const auto places = static_cast<size_t>(plan.n_items * shape.n_q_heads * plan.max_spans);
   if (places * partial_bytes(shape) > scratch_bytes) splits = 1;

@@ -284,7 +284,7 @@ struct DecodeBlock {
     for (int tile = begin;; tile += kTile, stage ^= 1) {
       if (tile < end) {
         const int limit = min(tile + kTile, keys);
-        const int first = seek(shared.window, cursor, prefix, tile, place);
+        const int first = seek(shared.window, cursor, prefix, tile, place, BlockSync{});
         coming = copier.start(shared.buffers[stage], shared.window, first, own, tile, limit);
       }
       if (tile > begin) {
@@ -305,22 +305,24 @@ template <int kDim, bool kSplit>
 __global__ void __launch_bounds__(kThreads, kDim > 128 ? 1 : 3)
     decode_kernel(const DecodeArguments a) {
   extern __shared__ __align__(16) unsigned char memory[];
-  wait_for_previous();
-  let_next_start();
+  // Copies write the plan, no kernel does, and they have ended before the first kernel of a pass
+  // begins: so it may be read while the kernel before this one still runs. Every thread waits, also
+  // one without work: else this kernel could end before the one before it.
   const Item item = a.plan.items[blockIdx.y];
-  if (item.rows == 0) return;
-  const AttentionPiece& piece = a.plan.pieces[item.first_piece];
-  const int keys = keys_of(piece);
+  auto& shared = *reinterpret_cast<DecodeShared<kDim>*>(memory);
+  const HeadPlace place = {a.plane, static_cast<int>(blockIdx.x), a.n_kv_heads, a.head_dim};
+  const Prefix prefix = {a.plan.segments + item.first_segment, item.n_segments,
+                         static_cast<int>(item.prefix_length)};
+  const AttentionPiece& piece = a.plan.pieces[item.rows == 0 ? 0 : item.first_piece];
+  const int keys = item.rows == 0 ? 0 : keys_of(piece);
   const int tiles = (keys + kTile - 1) / kTile;
   const int run = (tiles + static_cast<int>(gridDim.z) - 1) / static_cast<int>(gridDim.z);
   const int begin = static_cast<int>(blockIdx.z) * run * kTile;
   const int end = min(begin + run * kTile, tiles * kTile);
+  if (begin < end && threadIdx.x < 32) fill_window(shared.window, prefix, begin, place);
+  wait_for_previous();
+  let_next_start();
   if (begin >= end) return;
-  const HeadPlace place = {a.plane, static_cast<int>(blockIdx.x), a.n_kv_heads, a.head_dim};
-  const Prefix prefix = {a.plan.segments + item.first_segment, item.n_segments,
-                         static_cast<int>(item.prefix_length)};
-  auto& shared = *reinterpret_cast<DecodeShared<kDim>*>(memory);
-  if (threadIdx.x < 32) fill_window(shared.window, prefix, begin, place);
   __syncthreads();
   DecodeBlock<kDim, kSplit> block{shared, a, place, {place}};
   block.run(prefix, piece, begin, end, keys);
@@ -330,12 +332,13 @@ __global__ void __launch_bounds__(kThreads, kDim > 128 ? 1 : 3)
 template <int kDim>
 __global__ void __launch_bounds__(kDim / 2) merge_kernel(const DecodeArguments a) {
   constexpr int kAtOnce = 8;
+  const Item item = a.plan.items[blockIdx.y];  // before the wait, as above
+  const AttentionPiece& piece = a.plan.pieces[item.rows == 0 ? 0 : item.first_piece];
+  const int tiles = item.rows == 0 ? 0 : (keys_of(piece) + kTile - 1) / kTile;
+  const int64_t row = item.rows == 0 ? 0 : piece.row;
   wait_for_previous();
   let_next_start();
-  const Item item = a.plan.items[blockIdx.y];
-  if (item.rows == 0) return;
-  const AttentionPiece& piece = a.plan.pieces[item.first_piece];
-  const int tiles = (keys_of(piece) + kTile - 1) / kTile;
+  if (tiles == 0) return;
   const int64_t head = static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x;
   const float2* tops = a.partials.tops + head * a.partials.tiles;
   const float2* outputs =
@@ -362,8 +365,7 @@ __global__ void __launch_bounds__(kDim / 2) merge_kernel(const DecodeArguments a
   const int column = static_cast<int>(threadIdx.x) * 2;
   if (column >= a.head_dim) return;
   const float inverse = divisor(sum);
-  __half* to =
-      a.out + piece.row * a.out_stride + static_cast<int64_t>(blockIdx.x) * a.head_dim + column;
+  __half* to = a.out + row * a.out_stride + static_cast<int64_t>(blockIdx.x) * a.head_dim + column;
   to[0] = __float2half_rn(quotient(low, inverse));
   to[1] = __float2half_rn(quotient(high, inverse));
 }

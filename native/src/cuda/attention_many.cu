@@ -1,9 +1,7 @@
 // Attention of many rows: a thread block has up to kBlockVectors query vectors of one item and one
 // K/V head. Tiles that the whole item shares come first and are multiplied by all; then, piece by
 // piece, the tiles that only the piece sees. The next tile is always on its way.
-#include <algorithm>
-
-#include "cuda/attention_tiles.cuh"
+#include "cuda/attention_item.cuh"
 
 namespace tinyloop::cuda {
 namespace {
@@ -14,50 +12,13 @@ inline constexpr int kWarps = kDim > 128 ? 8 : 4;
 template <int kDim>
 inline constexpr int kRowTiles = kBlockVectors / 16 / kWarps<kDim>;
 
-// A piece, small enough that a block keeps all of its item's.
-struct OwnKeys {
-  const uint8_t* keys;
-  const uint8_t* values;
-  const __half* scales;
-  int row;            // the pass's
-  int position;       // of the first row; where all rows see the same keys, `end`
-  int end;            // of the keys that the last row sees
-  uint8_t first_row;  // the item's
-  uint8_t rows;
-  bool aligned;
-};
-
-// What all threads of a block know; it lies in shared memory to keep registers free.
-struct Work {
-  HeadPlace place;
-  Prefix prefix;
-  int shared;  // end of the tiles that the whole item sees
-  int rows, pieces, group;
-  float c;  // score_factor()
-};
-
-template <int kDim>
+template <int kDim, int kStages>
 struct ManyShared {
   __half queries[kBlockVectors * kRowStride<kDim>];  // at the end the outputs
-  TileBuffer<kDim> buffers[2];
+  TileBuffer<kDim> buffers[kStages];
   Window window;
-  OwnKeys pieces[kBlockVectors];
-  int rows[kBlockVectors];  // the pass's row of each row of the item
-  int warp_rows[kBlockVectors / 32];
-  Work work;
+  ItemShared item;
 };
-
-// A tile that is folded next: of piece `piece`, or with -1 of the whole item.
-struct Step {
-  int piece;
-  int tile;
-  int limit;  // end of the keys
-};
-
-// How many keys of a tile a row of a piece sees: below 1 none, above kTile all.
-__device__ __forceinline__ int keys_seen(const OwnKeys& piece, int item_row, int tile) {
-  return min(piece.position + item_row - piece.first_row + 1, piece.end) - tile;
-}
 
 // ---- what a warp has of its query vectors -------------------------------------------------------
 
@@ -232,9 +193,10 @@ __device__ __forceinline__ void add_values(uint32_t values, const Weights<kDim>&
 
 // ---- a block's work -----------------------------------------------------------------------------
 
-template <int kDim>
+// kStages: tiles in shared memory. With 2 the next one is on its way while one is folded.
+template <int kDim, int kStages>
 struct ManyBlock {
-  using Shared = ManyShared<kDim>;
+  using Shared = ManyShared<kDim, kStages>;
   using Copier = TileCopier<kDim, 32 * kWarps<kDim>>;
   static constexpr int kTiles = kRowTiles<kDim>;
   static constexpr int kWarpVectors = 16 * kTiles;
@@ -246,55 +208,6 @@ struct ManyBlock {
   __device__ __forceinline__ static int warp() { return threadIdx.x / 32; }
   __device__ __forceinline__ static int lane() { return threadIdx.x % 32; }
 
-  // The item's pieces, and where its rows are.
-  __device__ __forceinline__ void take_pieces(const AttentionPiece* pieces) {
-    const int i = threadIdx.x;
-    int rows = i < work.pieces ? static_cast<int>(pieces[i].rows) : 0;
-    int end = rows;  // in the item, of the piece's rows
-    for (int step = 1; step < 32; step *= 2) {
-      const int before = __shfl_up_sync(0xFFFFFFFFu, end, step);
-      if (lane() >= step) end += before;
-    }
-    if (i < kBlockVectors && lane() == 31) shared.warp_rows[warp()] = end;
-    __syncthreads();
-    for (int w = 0; w < warp() && w < kBlockVectors / 32; ++w) end += shared.warp_rows[w];
-    if (i < work.pieces) {
-      const AttentionPiece& piece = pieces[i];
-      const Source own = source_of(piece.own, work.place);
-      const bool open = piece.open_end != 0;
-      OwnKeys& to = shared.pieces[i];
-      to.keys = own.keys;
-      to.values = own.values;
-      to.scales = own.scales;
-      to.aligned = own.aligned;
-      to.row = static_cast<int>(piece.row);
-      to.end = static_cast<int>(open ? piece.open_end : piece.position + piece.rows);
-      to.position = open ? to.end : static_cast<int>(piece.position);
-      to.first_row = static_cast<uint8_t>(end - rows);
-      to.rows = static_cast<uint8_t>(rows);
-    }
-    __syncthreads();
-    if (i >= work.rows || i >= kBlockVectors) return;
-    int low = 0, high = work.pieces - 1;  // the last piece that begins at row i or before
-    while (low < high) {
-      const int middle = (low + high + 1) / 2;
-      if (shared.pieces[middle].first_row <= i) {
-        low = middle;
-      } else {
-        high = middle - 1;
-      }
-    }
-    shared.rows[i] = shared.pieces[low].row + i - shared.pieces[low].first_row;
-  }
-
-  // The element where the head of a query vector begins in rows of stride `stride`; -1: no vector.
-  __device__ __forceinline__ int64_t vector_offset(int vector, int64_t stride) const {
-    const int row = vector / work.group;
-    if (row >= work.rows) return -1;
-    const int head = work.place.kv_head * work.group + vector % work.group;
-    return shared.rows[row] * stride + static_cast<int64_t>(head) * work.place.head_dim;
-  }
-
   __device__ __forceinline__ void start_queries(const __half* queries, int64_t stride,
                                                 bool aligned) {
     const int chunk = copier.chunk();
@@ -302,7 +215,7 @@ struct ManyBlock {
     const int bytes = min(max(work.place.head_dim - chunk * 8, 0), 8) * 2;
     for (int v = copier.row(0); v < kBlockVectors; v += Copier::kPassRows) {
       __half* to = shared.queries + v * kRowStride<kDim> + chunk * 8;
-      const int64_t at = vector_offset(v, stride);
+      const int64_t at = vector_offset(shared.item, v, stride);
       if (at < 0 || bytes == 0) {
         *reinterpret_cast<uint4*>(to) = uint4{0, 0, 0, 0};
       } else if (aligned) {
@@ -315,47 +228,11 @@ struct ManyBlock {
   }
 
   __device__ __forceinline__ Arriving start_tile(int stage, const Step& step, Cursor& cursor) {
-    const int first = seek(shared.window, cursor, work.prefix, step.tile, work.place);
-    Source own;
-    if (step.piece >= 0) {
-      const OwnKeys& piece = shared.pieces[step.piece];
-      own.keys = piece.keys;
-      own.values = piece.values;
-      own.scales = piece.scales;
-      own.begin = work.prefix.end;
-      own.end = piece.end;
-      own.aligned = piece.aligned;
-    }
+    const int first = seek(shared.window, cursor, work.prefix, step.tile, work.place, BlockSync{});
+    const Source own = own_source(shared.item, step);
     return copier.start(shared.buffers[stage], shared.window, first, own, step.tile, step.limit);
   }
 
-  __device__ __forceinline__ Step piece_step(int piece, int tile) const {
-    const int limit = piece < 0 ? tile + kTile : min(tile + kTile, shared.pieces[piece].end);
-    return {piece, tile, limit};
-  }
-  __device__ __forceinline__ Step first_step() const {
-    return work.shared > 0 ? piece_step(-1, 0) : piece_step(0, 0);
-  }
-  // False: that was the last one.
-  __device__ __forceinline__ bool advance(Step& step) const {
-    const int end = step.piece < 0 ? work.shared : shared.pieces[step.piece].end;
-    if (step.tile + kTile < end) {
-      step = piece_step(step.piece, step.tile + kTile);
-      return true;
-    }
-    if (step.piece + 1 == work.pieces) return false;
-    step = piece_step(step.piece + 1, work.shared);
-    return true;
-  }
-
-  // Whether some row of the step's piece sees a part of the tile only.
-  __device__ __forceinline__ bool cuts_rows(const Step& step) const {
-    if (step.piece < 0) return false;
-    const OwnKeys& piece = shared.pieces[step.piece];
-    return keys_seen(piece, piece.first_row, step.tile) < step.limit - step.tile;
-  }
-
-  enum class View { kNone, kSome, kAll };
   // What this warp's vectors see of a step's tile. only: 0, or how many keys those rows see that
   // the tile is folded for.
   __device__ __forceinline__ View view(const Step& step, int only, Seen<kDim>& seen) const {
@@ -364,7 +241,7 @@ struct ManyBlock {
     const int last = min((first_vector + kWarpVectors - 1) / work.group, work.rows - 1);
     if (first > last) return View::kNone;
     if (step.piece < 0) return View::kAll;
-    const OwnKeys& piece = shared.pieces[step.piece];
+    const OwnKeys& piece = shared.item.pieces[step.piece];
     const int low = max(first, static_cast<int>(piece.first_row));
     const int high = min(last, piece.first_row + piece.rows - 1);
     if (low > high || keys_seen(piece, high, step.tile) <= 0) return View::kNone;
@@ -381,8 +258,8 @@ struct ManyBlock {
     return View::kSome;
   }
 
-  __device__ __forceinline__ void fold(int stage, bool scaled, bool broken, View view,
-                                       const Seen<kDim>& seen, WarpState<kDim>& state) const {
+  __device__ __forceinline__ void fold(int stage, bool scaled, View view, const Seen<kDim>& seen,
+                                       WarpState<kDim>& state) const {
     const TileBuffer<kDim>& buffer = shared.buffers[stage];
     const int l = lane();
     const uint32_t queries = shared_address(
@@ -408,7 +285,7 @@ struct ManyBlock {
       float& sum = state.sum[i / 2][i % 2];
       sum = merged(sum, sums[i / 2][i % 2 * 2], merge[i / 2][i % 2]);
     }
-    if (broken) {
+    if (view == View::kSome) {
       add_values<kDim, true>(values, p, seen, merge, state);
     } else {
       add_values<kDim, false>(values, p, seen, merge, state);
@@ -419,33 +296,37 @@ struct ManyBlock {
 #pragma unroll
     for (int i = 0; i < 2 * kTiles; ++i) state.maximum[i / 2][i % 2] = minus_infinity();
     Cursor cursor;
-    Step now = {}, next = first_step();
+    Step now = {}, next = first_step(shared.item);
     Arriving came, coming;
     bool begun = false, more = true;
     int only = 0;
-    for (int stage = 0;; stage ^= 1) {
-      if (more) coming = start_tile(stage, next, cursor);
+    for (int stage = 0;; stage ^= kStages - 1) {
+      if (kStages == 2 && more) coming = start_tile(stage, next, cursor);
       while (begun) {
         Seen<kDim> seen;
         const View seen_by_warp = view(now, only, seen);
         if (seen_by_warp != View::kNone) {
-          fold(stage ^ 1, came.scaled, only != 0, seen_by_warp, seen, state);
+          fold(stage ^ (kStages - 1), came.scaled, seen_by_warp, seen, state);
         }
         if (only <= 1) break;
         --only;
         __syncthreads();
-        copier.clear_value(shared.buffers[stage ^ 1], only);
+        copier.clear_value(shared.buffers[stage ^ (kStages - 1)], only);
         __syncthreads();
       }
       if (!more) return;
+      if constexpr (kStages == 1) {
+        __syncthreads();
+        coming = start_tile(stage, next, cursor);
+      }
       now = next;
       came = coming;
       begun = true;
-      more = advance(next);
+      more = advance(shared.item, next);
       wait_for_copies<0>();
       copier.finish(shared.buffers[stage], came);
       only = 0;
-      if (!cuts_rows(now)) {
+      if (!cuts_rows(shared.item, now)) {
         __syncthreads();
       } else if (__syncthreads_or(copier.has_broken_values(shared.buffers[stage]))) {
         // A weight of 0 does not keep out a value that is no number. So the tile is folded for the
@@ -477,7 +358,7 @@ struct ManyBlock {
     __syncwarp();
     for (int i = lane(); i < kWarpVectors * Copier::kChunks; i += 32) {
       const int vector = first + i / Copier::kChunks, column = i % Copier::kChunks * 8;
-      const int64_t at = vector_offset(vector, stride);
+      const int64_t at = vector_offset(shared.item, vector, stride);
       if (at < 0) continue;
       const __half* from = shared.queries + vector * kRowStride<kDim> + column;
       const int n = min(work.place.head_dim - column, 8);
@@ -490,17 +371,7 @@ struct ManyBlock {
   }
 };
 
-struct ManyArguments {
-  AttentionPlan plan;
-  int64_t plane;
-  const __half* queries;
-  __half* out;
-  int64_t query_stride, out_stride;
-  int group, n_kv_heads, head_dim;
-  bool aligned_queries, aligned_out;
-};
-
-template <int kDim>
+template <int kDim, int kStages>
 __global__ void __launch_bounds__(32 * kWarps<kDim>, kDim > 128 ? 1 : 2)
     many_kernel(const ManyArguments a) {
   extern __shared__ __align__(16) unsigned char memory[];
@@ -509,24 +380,17 @@ __global__ void __launch_bounds__(32 * kWarps<kDim>, kDim > 128 ? 1 : 2)
   // The last items of a sequence see the most keys: they begin first.
   const Item item = a.plan.items[a.plan.n_items - 1 - static_cast<int>(blockIdx.y)];
   if (item.rows == 0) return;
-  auto& shared = *reinterpret_cast<ManyShared<kDim>*>(memory);
+  auto& shared = *reinterpret_cast<ManyShared<kDim, kStages>*>(memory);
   if (threadIdx.x == 0) {
-    Work& work = shared.work;
-    work.place = {a.plane, static_cast<int>(blockIdx.x), a.n_kv_heads, a.head_dim};
-    work.prefix = {a.plan.segments + item.first_segment, item.n_segments,
-                   static_cast<int>(item.prefix_length)};
-    work.shared = work.prefix.end / kTile * kTile;
-    work.rows = static_cast<int>(item.rows);
-    work.pieces = item.n_pieces;
-    work.group = a.group;
-    work.c = score_factor(a.head_dim);
+    shared.item.work = work_of(
+        a.plan, item, {a.plane, static_cast<int>(blockIdx.x), a.n_kv_heads, a.head_dim}, a.group);
   }
   __syncthreads();
-  ManyBlock<kDim> block{shared, shared.work, {shared.work.place}};
+  ManyBlock<kDim, kStages> block{shared, shared.item.work, {shared.item.work.place}};
   if (threadIdx.x / 32 == kWarps<kDim> - 1) {
-    fill_window(shared.window, shared.work.prefix, 0, shared.work.place);
+    fill_window(shared.window, shared.item.work.prefix, 0, shared.item.work.place);
   }
-  block.take_pieces(a.plan.pieces + item.first_piece);
+  take_pieces(shared.item, a.plan.pieces + item.first_piece, BlockSync{});
   __syncthreads();
   block.start_queries(a.queries, a.query_stride, a.aligned_queries);
   WarpState<kDim> state;
@@ -534,36 +398,37 @@ __global__ void __launch_bounds__(32 * kWarps<kDim>, kDim > 128 ? 1 : 2)
   block.store(state, a.out, a.out_stride, a.aligned_out);
 }
 
-bool aligned_rows(const Rows& rows, int64_t head_dim) {
-  return reinterpret_cast<uintptr_t>(rows.data) % 16 == 0 && rows.stride % 8 == 0 &&
-         head_dim % 8 == 0;
+template <int kDim, int kStages>
+void launch_stages(cudaStream_t stream, const AttentionCall& call) {
+  const ManyArguments a = many_arguments(call);
+  constexpr size_t kBytes = sizeof(ManyShared<kDim, kStages>);
+  // Of 228 KB a multiprocessor has, a block takes 1 KB more than it asks for.
+  static_assert((kDim > 128 ? 1 : 2) * (kBytes + 1024) <= 228 * 1024);
+  check(cudaFuncSetAttribute(many_kernel<kDim, kStages>,
+                             cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kBytes)),
+        "give the attention kernel its shared memory");
+  const Grid grid{
+      dim3(static_cast<unsigned>(call.shape.n_kv_heads), static_cast<unsigned>(call.plan.n_items)),
+      32 * kWarps<kDim>, kBytes};
+  launch(stream, grid, many_kernel<kDim, kStages>, a);
+}
+
+// Heads above 128 elements need more for two tiles than an sm_80 device has for a block.
+bool fits_two_tiles(size_t bytes) {
+  int device = 0, most = 0;
+  check(cudaGetDevice(&device), "find the current device");
+  check(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
+        "ask for the shared memory of a block");
+  return bytes <= static_cast<size_t>(most);
 }
 
 template <int kDim>
 void launch_many(cudaStream_t stream, const AttentionCall& call) {
-  const HeadShape& shape = call.shape;
-  ManyArguments a;
-  a.plan = call.plan;
-  a.plane = call.plane;
-  a.queries = reinterpret_cast<const __half*>(call.queries.data);
-  a.out = reinterpret_cast<__half*>(call.out.data);
-  a.query_stride = call.queries.stride;
-  a.out_stride = call.out.stride;
-  a.group = static_cast<int>(shape.n_q_heads / shape.n_kv_heads);
-  a.n_kv_heads = static_cast<int>(shape.n_kv_heads);
-  a.head_dim = static_cast<int>(shape.head_dim);
-  a.aligned_queries = aligned_rows(call.queries, shape.head_dim);
-  a.aligned_out = aligned_rows(call.out, shape.head_dim);
-  constexpr size_t kBytes = sizeof(ManyShared<kDim>);
-  // Of 228 KB a multiprocessor has, a block takes 1 KB more than it asks for.
-  static_assert((kDim > 128 ? 1 : 2) * (kBytes + 1024) <= 228 * 1024);
-  check(cudaFuncSetAttribute(many_kernel<kDim>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             static_cast<int>(kBytes)),
-        "give the attention kernel its shared memory");
-  const Grid grid{
-      dim3(static_cast<unsigned>(shape.n_kv_heads), static_cast<unsigned>(call.plan.n_items)),
-      32 * kWarps<kDim>, kBytes};
-  launch(stream, grid, many_kernel<kDim>, a);
+  if constexpr (kDim > 128) {
+    static_assert(sizeof(ManyShared<kDim, 1>) <= 163 * 1024);
+    if (!fits_two_tiles(sizeof(ManyShared<kDim, 2>))) return launch_stages<kDim, 1>(stream, call);
+  }
+  launch_stages<kDim, 2>(stream, call);
 }
 
 }  // namespace

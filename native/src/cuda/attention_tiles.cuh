@@ -116,14 +116,21 @@ struct Cursor {
   int at = 0;
 };
 
-// By all threads: where the tile's sources begin in a window that covers them.
+// Joins all threads of a block.
+struct BlockSync {
+  __device__ __forceinline__ void operator()() const { __syncthreads(); }
+};
+
+// By all threads that move tiles, which `sync` joins: where the tile's sources begin in a window
+// that covers them.
+template <typename Sync>
 __device__ __forceinline__ int seek(Window& window, Cursor& cursor, const Prefix& prefix, int tile,
-                                    const HeadPlace& place) {
+                                    const HeadPlace& place, Sync sync) {
   if (tile >= prefix.end) return window.count;
   if (window.covered < min(tile + kTile, prefix.end) && window.next < prefix.count) {
-    __syncthreads();
+    sync();
     if (threadIdx.x < 32) fill_window(window, prefix, tile, place);
-    __syncthreads();
+    sync();
     cursor.at = 0;
   }
   while (cursor.at < window.count && window.sources[cursor.at].end <= tile) ++cursor.at;
@@ -138,6 +145,12 @@ inline constexpr int kRowStride = kDim + 8;
 
 template <int kDim>
 struct TileBuffer {
+  static constexpr int kStride = kRowStride<kDim>;
+  static constexpr int kUnrolled = 32;  // of a thread's rows: all
+  // Where a chunk of eight elements lies.
+  static __device__ __forceinline__ int place(int row, int chunk) {
+    return row * kStride + chunk * 8;
+  }
   __half keys[kTile * kRowStride<kDim>];
   __half values[kTile * kRowStride<kDim>];
   float key_scales[kTile];
@@ -171,14 +184,14 @@ static __device__ __noinline__ void copy_elements(uint8_t* to, const uint8_t* fr
 
 // Moves tiles with all of a block's threads. A thread has one chunk of eight elements in each of
 // kPasses rows. Codes are copied into the first half of the chunk that they become.
-template <int kDim, int kThreads>
+template <int kDim, int kThreads, typename BufferType = TileBuffer<kDim>>
 struct TileCopier {
   static constexpr int kChunks = kDim / 8;
   static constexpr int kLanes = kChunks <= 4 ? 4 : kChunks <= 8 ? 8 : kChunks <= 16 ? 16 : 32;
   static constexpr int kPassRows = kThreads / kLanes;
   static constexpr int kPasses = kTile / kPassRows;
   static_assert(kPasses * kPassRows == kTile && kThreads >= 2 * kTile);
-  using Buffer = TileBuffer<kDim>;
+  using Buffer = BufferType;
 
   const HeadPlace& place;
 
@@ -187,7 +200,7 @@ struct TileCopier {
     return threadIdx.x / kLanes + pass * kPassRows;
   }
   __device__ __forceinline__ int offset(int pass) const {
-    return row(pass) * kRowStride<kDim> + chunk() * 8;
+    return Buffer::place(row(0), chunk()) + pass * kPassRows * Buffer::kStride;
   }
 
   // Copies this thread's chunk of rows [begin, end): kBytes each, of which `bytes` are read.
@@ -195,10 +208,10 @@ struct TileCopier {
   __device__ __forceinline__ void copy_rows(__half* to, const uint8_t* from, int64_t row_bytes,
                                             int bytes, int begin, int end) const {
     const uint32_t at = shared_address(to + offset(0));
-#pragma unroll
+#pragma unroll Buffer::kUnrolled
     for (int i = 0; i < kPasses; ++i) {
       if (row(i) >= begin && row(i) < end) {
-        const uint32_t place = at + i * kPassRows * kRowStride<kDim> * 2;
+        const uint32_t place = at + i * kPassRows * Buffer::kStride * 2;
         if constexpr (kBytes == 16) {
           copy_async(place, from, bytes);
         } else {
@@ -241,7 +254,7 @@ struct TileCopier {
         copy_rows<16>(to.values, from.values + at, row_bytes, bytes, begin, end);
       }
       if (codes) {
-#pragma unroll
+#pragma unroll Buffer::kUnrolled
         for (int i = 0; i < kPasses; ++i) {
           if (row(i) >= begin && row(i) < end) arriving.codes |= 1u << i;
         }
@@ -261,7 +274,7 @@ struct TileCopier {
   // Keys from `limit` on do not exist.
   __device__ __forceinline__ void clear_rows(Buffer& to, int tile, int limit) const {
     if (kLanes != kChunks && chunk() >= kChunks) return;
-#pragma unroll
+#pragma unroll Buffer::kUnrolled
     for (int i = 0; i < kPasses; ++i) {
       if (tile + row(i) < limit) continue;
       *reinterpret_cast<uint4*>(to.keys + offset(i)) = uint4{0, 0, 0, 0};
@@ -296,7 +309,7 @@ struct TileCopier {
     } else if (threadIdx.x < 2 * kTile) {
       to.value_scales[threadIdx.x - kTile] = arriving.scale;
     }
-#pragma unroll
+#pragma unroll Buffer::kUnrolled
     for (int i = 0; i < kPasses; ++i) {
       if ((arriving.codes >> i & 1) == 0) continue;
       expand(to.keys + offset(i));
@@ -307,7 +320,7 @@ struct TileCopier {
   __device__ __forceinline__ bool has_broken_values(const Buffer& buffer) const {
     if (kLanes != kChunks && chunk() >= kChunks) return false;
     uint32_t broken = 0;
-#pragma unroll
+#pragma unroll Buffer::kUnrolled
     for (int i = 0; i < kPasses; ++i) {
       const uint4 x = *reinterpret_cast<const uint4*>(buffer.values + offset(i));
       broken |= broken_halves(x.x) | broken_halves(x.y) | broken_halves(x.z) | broken_halves(x.w);
@@ -320,8 +333,7 @@ struct TileCopier {
   }
   __device__ __forceinline__ void clear_value(Buffer& buffer, int key) const {
     if (threadIdx.x >= kChunks) return;
-    *reinterpret_cast<uint4*>(buffer.values + key * kRowStride<kDim> + threadIdx.x * 8) =
-        uint4{0, 0, 0, 0};
+    *reinterpret_cast<uint4*>(buffer.values + Buffer::place(key, threadIdx.x)) = uint4{0, 0, 0, 0};
   }
 
   static __device__ __forceinline__ void expand(__half* chunk) {

@@ -1,9 +1,10 @@
 // Attention on the device against a double loop on the host, against itself bit by bit, and its
-// speed. Own main: one line a check; the exit status says whether all held.
+// speed. Own main: one line for each check that did not hold and for each speed; the exit status
+// says whether all held. Every plan of many rows goes through both kernels that can take it.
 //
 //   nvcc -std=c++20 -O3 -gencode=arch=compute_90a,code=sm_90a -I native/src -I native/include
 //     tests/native/cpp/cuda/attention_test.cu native/src/cuda/attention*.cu -o attention_test
-//   ./attention_test [checks | speed]
+//   ./attention_test [checks | speed] [all: a line for each check]
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
@@ -17,6 +18,7 @@
 #include <vector>
 
 #include "cuda/attention.h"
+#include "cuda/attention_kernels.h"
 #include "cuda/check.h"
 
 namespace tinyloop::cuda {
@@ -28,9 +30,17 @@ constexpr double kHalfTolerance = 2e-3;
 constexpr double kFloatTolerance = 1e-5;
 constexpr int64_t kPlane = 3;
 
+// More failures than these are counted only.
+constexpr int kFailuresShown = 25;
+
 int failures = 0;
+int checks = 0;
+int plans_compared = 0;  // of both kernels for many rows
+bool all_lines = false;
 void report(const std::string& what, bool held, const std::string& found = "") {
+  ++checks;
   if (!held) ++failures;
+  if (!all_lines && (held || failures > kFailuresShown)) return;
   std::printf("%s  %s%s%s\n", held ? "ok  " : "FAIL", what.c_str(), found.empty() ? "" : ": ",
               found.c_str());
   std::fflush(stdout);
@@ -339,6 +349,7 @@ std::vector<uint32_t> attend(const Scene& s, const Layout& how) {
       arena().take(static_cast<size_t>(plan.rows * query_stride) * m.element(), how.shift);
   const size_t out_bytes = static_cast<size_t>(plan.rows * out_stride) * m.element();
   const size_t out = arena().take(out_bytes, how.shift);
+  const size_t other_out = arena().take(out_bytes, how.shift);
   int64_t row = 0;
   for (const Sequence& q : s.sequences) {
     for (int64_t p = q.length - q.rows; p < q.length; ++p, ++row) {
@@ -374,8 +385,35 @@ std::vector<uint32_t> attend(const Scene& s, const Layout& how) {
     enqueue();
   }
   check(cudaStreamSynchronize(stream), "attend");
+  // The kernel that attention() would not have taken.
+  const Rows other_rows{arena().device(other_out), out_stride};
+  const AttentionCall call{
+      device, m.shape, kPlane, {arena().device(queries), query_stride}, other_rows};
+  const bool compared = !m.fp32 && padded_head_dim(m.shape.head_dim) != 0;
+  if (compared && how.decode) {
+    if (!attention_warpgroups(stream, call)) attention_many(stream, call);
+  } else if (compared) {
+    attention_many(stream, call);
+  }
+  check(cudaStreamSynchronize(stream), "attend by the other kernel");
   cudaStreamDestroy(stream);
   arena().download(out, out_bytes);
+  if (compared) {
+    arena().download(other_out, out_bytes);
+    ++plans_compared;
+    if (std::memcmp(arena().host(out), arena().host(other_out), out_bytes) != 0) {
+      size_t differing = 0;
+      for (size_t i = 0; i < out_bytes; i += 2) {
+        differing += std::memcmp(arena().host(out) + i, arena().host(other_out) + i, 2) != 0;
+      }
+      report(
+          std::string("both kernels give the same bits, ") + (how.decode ? "decode, " : "") +
+              std::to_string(plan.items.size()) + " items, prefix of " +
+              std::to_string(how.prefix) + ", " + m.name(),
+          false,
+          std::to_string(differing) + " of " + std::to_string(out_bytes / 2) + " elements differ");
+    }
+  }
   std::vector<uint32_t> result;
   for (int64_t r = 0; r < plan.rows; ++r) {
     for (int64_t i = 0; i < out_stride; ++i) {
@@ -632,6 +670,24 @@ void check_spoiled(const Mode& m) {
   }
 }
 
+// Single rows of many sequences in one item, one of them with a token of NaN.
+void check_spoiled_neighbour(const Mode& m) {
+  Scene s{m, 64, {}};
+  for (uint64_t id = 1; id <= 40; ++id) s.sequences.push_back({65, 1, 0, id});
+  const auto clean = attend(s, {});
+  s.sequences[17].spoiled = true;
+  Layout how;
+  how.prefix = 64;
+  for (const bool behind_prefix : {false, true}) {
+    const auto bits = attend(s, behind_prefix ? how : Layout{});
+    bool equal = true;
+    for (size_t i = 0; i < bits.size(); ++i) {
+      equal &= bits[i] == clean[i] || i / static_cast<size_t>(m.q()) == 17;
+    }
+    report("a token of NaN is its own sequence's, " + m.name(), equal);
+  }
+}
+
 void check_chain(const Mode& m) {
   Scene s{m, 1100, {{1150, 40, 0, 1}, {1101, 1, 0, 2}}};
   const auto bits = attend(s, {});
@@ -678,7 +734,11 @@ void run_checks() {
     check_spoiled(mode(2, 2, 128, format));
     check_spoiled(mode(1, 1, 64, format));
     check_spoiled(mode(1, 5, 256, format));
+    check_spoiled_neighbour(mode(1, 2, 128, format));
+    check_spoiled_neighbour(mode(1, 1, 64, format));
+    check_spoiled_neighbour(mode(1, 1, 32, format));
     check_chain(mode(1, 2, 64, format));
+    check_chain(mode(2, 1, 96, format));
     check_capacities(mode(2, 4, 128, format));
     check_capacities(mode(2, 1, 24, format));
     check_layouts(mode(2, 2, 24, format, true));
@@ -810,7 +870,7 @@ void time_documents(const HeadShape& shape, KvFormat format, int64_t n, int64_t 
   const double s = bench.seconds(4);
   const double products = static_cast<double>(n * shape.n_q_heads * shape.head_dim) * 4.0 *
                           static_cast<double>(length) * static_cast<double>(length + 1) / 2.0;
-  std::printf("      %ld documents of %ld, %ld on %ld x %ld %s: %.1f us, %.0f TFLOP/s\n", long(n),
+  std::printf("%ld documents of %ld, %ld on %ld x %ld %s: %.1f us, %.0f TFLOP/s\n", long(n),
               long(length), long(shape.n_q_heads), long(shape.n_kv_heads), long(shape.head_dim),
               format_name(format), s * 1e6, products / s * 1e-12);
 }
@@ -824,7 +884,7 @@ void time_continuations(const HeadShape& shape, int64_t n, int64_t prefix, int64
   const double s = bench.seconds(4);
   const double keys = static_cast<double>(prefix) + static_cast<double>(rows + 1) / 2.0;
   std::printf(
-      "      %ld continuations of %ld on %ld, %ld on %ld x %ld: %.1f us, %.0f TFLOP/s\n", long(n),
+      "%ld continuations of %ld on %ld, %ld on %ld x %ld: %.1f us, %.0f TFLOP/s\n", long(n),
       long(rows), long(prefix), long(shape.n_q_heads), long(shape.n_kv_heads), long(shape.head_dim),
       s * 1e6,
       static_cast<double>(n * rows * shape.n_q_heads * shape.head_dim) * 4.0 * keys / s * 1e-12);
@@ -837,8 +897,8 @@ void time_decode(const HeadShape& shape, KvFormat format, int64_t n, int64_t len
   const double row =
       static_cast<double>(shape.n_kv_heads) *
       static_cast<double>(format == KvFormat::kInt8 ? 2 * shape.head_dim + 4 : 4 * shape.head_dim);
-  std::printf("      decode %3ld x %4ld, %ld on %ld x %ld %s: %7.2f us, %5.0f GB/s\n", long(n),
-              long(length), long(shape.n_q_heads), long(shape.n_kv_heads), long(shape.head_dim),
+  std::printf("decode %ld x %ld, %ld on %ld x %ld %s: %.2f us, %.0f GB/s\n", long(n), long(length),
+              long(shape.n_q_heads), long(shape.n_kv_heads), long(shape.head_dim),
               format_name(format), s * 1e6, static_cast<double>(n * length) * row / s * 1e-9);
 }
 
@@ -854,7 +914,7 @@ void run_speed() {
   time_continuations(gqa, 256, 1024, 32);
   for (const KvFormat format : kBoth) {
     for (const int64_t n : {1, 8, 64}) {
-      for (const int64_t length : {128, 384, 512, 1024, 4096}) time_decode(mha, format, n, length);
+      for (const int64_t length : {128, 384, 512, 4096}) time_decode(mha, format, n, length);
     }
     time_decode(gqa, format, 64, 1024);
     time_decode(gqa, format, 1, 1024);
@@ -869,8 +929,11 @@ void run_speed() {
 
 int main(int argc, char** argv) {
   const std::string what = argc > 1 ? argv[1] : "";
+  tinyloop::cuda::all_lines = argc > 2 && std::string(argv[2]) == "all";
   try {
     if (what != "speed") tinyloop::cuda::run_checks();
+    std::printf("%d checks, %d plans by both kernels\n", tinyloop::cuda::checks,
+                tinyloop::cuda::plans_compared);
 #ifndef TINYLOOP_EMULATED
     if (what != "checks") tinyloop::cuda::run_speed();
 #endif
