@@ -1,7 +1,6 @@
-// Heads of q, k and v between their product and the attention. A group of lanes takes a head: eight
-// pairs that turn together to each lane.
-#include "cuda/elements.cuh"
-#include "cuda/quantize.cuh"
+// Heads of q, k and v between their product and the attention: of any shape, one a group of lanes.
+#include "cuda/heads.cuh"
+#include "cuda/heads_whole.h"
 #include "cuda/rows.h"
 
 namespace tinyloop::cuda {
@@ -29,8 +28,6 @@ __global__ void __launch_bounds__(kThreads)
 
 // ---- the kernel ---------------------------------------------------------------------------------
 
-enum class HeadWork { kPrepare, kStore, kBoth };
-
 // Head `index` of those that the work is about, for a group of lanes; has: there is such a head.
 template <typename T, HeadWork kWork>
 __device__ __forceinline__ void do_head(const Heads& h, const RowsOf<T>& qkv, int row, int head,
@@ -42,9 +39,14 @@ __device__ __forceinline__ void do_head(const Heads& h, const RowsOf<T>& qkv, in
   if (!has) lane_pairs.first = lane_pairs.half;
   T* from = qkv.row(at.row) + static_cast<int64_t>(at.head) * h.head_dim;
   KvPlace place{nullptr, nullptr, false};
-  if (kStores && has && !at.is_q) place = kv_place<T>(h, at);
-  Pairs pairs = load_pairs(from, lane_pairs);
-  if constexpr (kPrepares) prepare(pairs, h, at, lane_pairs, full);
+  if (kStores && has && !at.is_q) place = place_of(kv_row<T>(h, at.row), at);
+  Pairs pairs = load_pairs<false>(from, lane_pairs);
+  if constexpr (kPrepares) {
+    const auto turn = [&] {
+      return load_turn<false>(h.rope + static_cast<int64_t>(at.row) * h.head_dim, lane_pairs);
+    };
+    prepare<false>(pairs, h, at, lane_pairs, turn, full);
+  }
   if (has && kPrepares && (at.is_q || !kStores)) store_pairs(from, lane_pairs, pairs);
   if constexpr (kStores) {
     store_head<T>(pairs, h, at, lane_pairs, place, place.heads != nullptr);
@@ -102,6 +104,9 @@ template <HeadWork kWork>
 void launch_heads(cudaStream_t stream, bool fp32, const Heads& h, Rows qkv, int first_head,
                   int n_heads) {
   if (h.rows == 0 || n_heads == 0) return;
+  if (!fp32 && takes_whole(h, qkv, kWork)) {
+    return whole_heads(stream, h, qkv, kWork, first_head, n_heads);
+  }
   const bool full = kWork != HeadWork::kStore && h.prep.norm == QkNorm::kFull;
   const int64_t blocks =
       full ? h.rows : blocks_for(static_cast<int64_t>(h.rows) * n_heads, kThreads / h.lanes);

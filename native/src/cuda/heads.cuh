@@ -29,15 +29,9 @@ struct LanePairs {
   }
 };
 
-template <typename T>
-__device__ __forceinline__ Pairs load_pairs(const T* head, const LanePairs& at) {
-  const bool whole = at.whole(head);
-  const int n = at.count();
-  if (!at.adjacent) {
-    return {load_eight(head + at.first, n, whole), load_eight(head + at.half + at.first, n, whole)};
-  }
-  const Eight low = load_eight(head + 2 * at.first, 2 * n, whole);
-  const Eight high = load_eight(head + 2 * at.first + 8, 2 * n - 8, whole);
+// The lane's sixteen elements as pairs, from two runs in memory order.
+__device__ __forceinline__ Pairs pairs_of(const Eight& low, const Eight& high, bool adjacent) {
+  if (!adjacent) return {low, high};
   Pairs pairs;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -49,7 +43,7 @@ __device__ __forceinline__ Pairs load_pairs(const T* head, const LanePairs& at) 
   return pairs;
 }
 
-// The lane's sixteen elements as two runs in memory order.
+// The reverse.
 __device__ __forceinline__ void runs_of(const Pairs& pairs, bool adjacent, Eight& low,
                                         Eight& high) {
 #pragma unroll
@@ -61,9 +55,28 @@ __device__ __forceinline__ void runs_of(const Pairs& pairs, bool adjacent, Eight
   }
 }
 
-// Where the second run begins, and how many elements each has.
+// Where the runs begin, and how many elements each has.
+__device__ __forceinline__ int first_run(const LanePairs& at) {
+  return (at.adjacent ? 2 : 1) * at.first;
+}
 __device__ __forceinline__ int second_run(const LanePairs& at) {
   return at.adjacent ? 2 * at.first + 8 : at.half + at.first;
+}
+
+// kWhole: every lane has eight pairs or none, and whole vectors may be loaded.
+template <bool kWhole, typename T>
+__device__ __forceinline__ Pairs load_pairs(const T* head, const LanePairs& at) {
+  const int n = at.count();
+  if constexpr (kWhole) {
+    if (n <= 0) return {};
+    return pairs_of(load_whole(head + first_run(at)), load_whole(head + second_run(at)),
+                    at.adjacent);
+  } else {
+    const bool whole = at.whole(head);
+    return pairs_of(load_eight(head + first_run(at), at.adjacent ? 2 * n : n, whole),
+                    load_eight(head + second_run(at), at.adjacent ? 2 * n - 8 : n, whole),
+                    at.adjacent);
+  }
 }
 
 template <typename T>
@@ -72,7 +85,7 @@ __device__ __forceinline__ void store_pairs(T* head, const LanePairs& at, const 
   runs_of(pairs, at.adjacent, low, high);
   const bool whole = at.whole(head);
   const int n = at.count();
-  store_eight(head + (at.adjacent ? 2 : 1) * at.first, at.adjacent ? 2 * n : n, whole, low);
+  store_eight(head + first_run(at), at.adjacent ? 2 * n : n, whole, low);
   store_eight(head + second_run(at), at.adjacent ? 2 * n - 8 : n, whole, high);
 }
 
@@ -98,7 +111,7 @@ __device__ __forceinline__ void store_coded_pairs(int8_t* head, const LanePairs&
   runs_of(pairs, at.adjacent, low, high);
   const bool whole = at.half % 8 == 0 && reinterpret_cast<uintptr_t>(head) % 8 == 0;
   const int n = at.count();
-  store_codes(head + (at.adjacent ? 2 : 1) * at.first, at.adjacent ? 2 * n : n, whole, low, scale);
+  store_codes(head + first_run(at), at.adjacent ? 2 * n : n, whole, low, scale);
   store_codes(head + second_run(at), at.adjacent ? 2 * n - 8 : n, whole, high, scale);
 }
 
@@ -159,9 +172,13 @@ __device__ __forceinline__ float inverse_rms_biased(const T* heads, const float*
   return inverse_rms_of_sums(sums, width, eps);
 }
 
-__device__ __forceinline__ void rotate(Pairs& pairs, const float* rope, const LanePairs& at) {
-  const LanePairs angles{at.half, at.first, false};
-  const Pairs turn = load_pairs(rope, angles);  // cosines and sines
+// The cosines and sines of a row for the lane's pairs of any head.
+template <bool kWhole>
+__device__ __forceinline__ Pairs load_turn(const float* rope, const LanePairs& at) {
+  return load_pairs<kWhole>(rope, LanePairs{at.half, at.first, false});
+}
+
+__device__ __forceinline__ void rotate(Pairs& pairs, const Pairs& turn) {
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     const float x = pairs.x.at[i], y = pairs.y.at[i], c = turn.x.at[i], s = turn.y.at[i];
@@ -170,7 +187,7 @@ __device__ __forceinline__ void rotate(Pairs& pairs, const float* rope, const La
   }
 }
 
-// ---- the kernel ---------------------------------------------------------------------------------
+// ---- heads of rows ------------------------------------------------------------------------------
 
 struct Heads {
   int rows, n_q, n_kv, head_dim;
@@ -193,14 +210,16 @@ __device__ __forceinline__ HeadIndex head_index(const Heads& h, int row, int hea
   return {row, head, is_q, is_v, within};
 }
 
-// In float32. full: of kFull, 1 / rms of all heads of q and of k.
+// In float32. turn(): load_turn() of the row. full: of kFull, 1 / rms of all heads of q and of k.
+template <bool kWhole, typename Turn>
 __device__ __forceinline__ void prepare(Pairs& pairs, const Heads& h, const HeadIndex& at,
-                                        const LanePairs& lane_pairs, const float* full) {
+                                        const LanePairs& lane_pairs, const Turn& turn,
+                                        const float* full) {
   const HeadPrep& prep = h.prep;
   const auto plus = [](float a, float b) { return __fadd_rn(a, b); };
   const auto times = [](float a, float b) { return __fmul_rn(a, b); };
   if (prep.bias != nullptr) {
-    each_pair(pairs, load_pairs(prep.bias + at.head * h.head_dim, lane_pairs), plus);
+    each_pair(pairs, load_pairs<kWhole>(prep.bias + at.head * h.head_dim, lane_pairs), plus);
   }
   float inverse = 1.0f;
   // All lanes of the warp, whatever their heads: they sum together.
@@ -215,32 +234,42 @@ __device__ __forceinline__ void prepare(Pairs& pairs, const Heads& h, const Head
     const float* weight = at.is_q ? prep.q_norm : prep.k_norm;
     if (weight != nullptr) {
       if (prep.norm == QkNorm::kFull) weight += at.within * h.head_dim;
-      each_pair(pairs, load_pairs(weight, lane_pairs), times);
+      each_pair(pairs, load_pairs<kWhole>(weight, lane_pairs), times);
     }
   }
-  rotate(pairs, h.rope + static_cast<int64_t>(at.row) * h.head_dim, lane_pairs);
+  rotate(pairs, turn());
 }
 
-// Where a token's keys, or its values, begin.
-struct KvPlace {
-  uint8_t* heads;    // elements or codes
-  uint16_t* scales;  // of a row: keys then values
+// Where a token's keys and values begin.
+struct KvRow {
+  uint8_t *keys, *values;  // elements or codes; null: it is not stored
+  uint16_t* scales;        // of a row: keys then values
   bool int8;
 };
 template <typename T>
-__device__ __forceinline__ KvPlace kv_place(const Heads& h, const HeadIndex& at) {
-  const int32_t index = h.runs.run_of_row == nullptr ? 0 : h.runs.run_of_row[at.row];
-  if (index < 0) return {nullptr, nullptr, false};
+__device__ __forceinline__ KvRow kv_row(const Heads& h, int row) {
+  const int32_t index = h.runs.run_of_row == nullptr ? 0 : h.runs.run_of_row[row];
+  if (index < 0) return {nullptr, nullptr, nullptr, false};
   const KvRun& run = h.runs.run_of_row == nullptr ? h.runs.one : h.runs.runs[index];
   const KvSegment& to = run.to;
   const auto plane = static_cast<size_t>(h.plane - to.first_plane);
-  const int64_t token = run.token + (at.row - run.row) - to.begin;
+  const int64_t token = run.token + (row - run.row) - to.begin;
   const bool int8 = to.format == KvFormat::kInt8;
   const int64_t bytes = int8 ? 1 : static_cast<int64_t>(sizeof(T));
-  uint8_t* heads = (at.is_v ? to.values : to.keys) + plane * to.plane_bytes +
-                   token * h.n_kv * h.head_dim * bytes;
+  const int64_t begin =
+      static_cast<int64_t>(plane * to.plane_bytes) + token * h.n_kv * h.head_dim * bytes;
   uint16_t* scales = int8 ? to.scales + plane * to.plane_scales + token * 2 * h.n_kv : nullptr;
-  return {heads, scales, int8};
+  return {to.keys + begin, to.values + begin, scales, int8};
+}
+
+// Where those of k, or those of v, begin.
+struct KvPlace {
+  uint8_t* heads;
+  uint16_t* scales;
+  bool int8;
+};
+__device__ __forceinline__ KvPlace place_of(const KvRow& to, const HeadIndex& at) {
+  return {at.is_v ? to.values : to.keys, to.scales, to.int8};
 }
 
 // Called by a whole warp; `stores` says whether this lane's head is stored.
@@ -267,5 +296,8 @@ __device__ __forceinline__ void store_head(Pairs& pairs, const Heads& h, const H
     place.scales[at.is_v ? h.n_kv + at.within : at.within] = __half_as_ushort(scale);
   }
 }
+
+// What happens to the heads.
+enum class HeadWork { kPrepare, kStore, kBoth };
 
 }  // namespace tinyloop::cuda
