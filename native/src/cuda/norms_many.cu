@@ -1,6 +1,6 @@
 // Two warps take a row. A thread holds elements k and k + 1 of each 128: two of the 128 chains that
 // row_norm.cuh sums, so nothing but the lanes' sums goes through shared memory. A thread needs few
-// enough registers that a dozen rows of a multiprocessor are on their way at once, and all loads of
+// enough registers that ten rows of a multiprocessor are on their way at once, and all loads of
 // a row are issued before the first is waited for.
 #include "cuda/norms_many.h"
 
@@ -12,6 +12,7 @@ namespace {
 
 constexpr int kThreads = 64;
 constexpr int kMostGroups = 32;  // of 128 elements
+constexpr int kAtOnce = 4;       // groups whose weights are loaded together
 
 // Two elements as they lie in memory, converted only when they are used: a conversion beside the
 // load would wait for it.
@@ -64,20 +65,34 @@ __device__ __forceinline__ float factor_of(const float2& sums, const NormSpec& n
   return inverse_rms_of_sum(sum_of_lanes(lanes[threadIdx.x % 32]), width, norm.eps);
 }
 
-// x * factor * weight; to multiply by one changes no bit.
-__device__ __forceinline__ float2 scaled(const float2& x, float factor, const NormSpec& norm,
-                                         int k) {
-  float2 weight = make_float2(1.0f, 1.0f);
-  if (norm.present && norm.weight != nullptr) {
-    weight = __ldg(reinterpret_cast<const float2*>(norm.weight + k));
+// A norm's weight, a few groups at a time; ones where there is none: to multiply by one changes no
+// bit. Nothing branches, so that the loads are on their way together.
+struct Weights {
+  const float* at = nullptr;
+  float2 group[kAtOnce];
+
+  __device__ __forceinline__ Weights(const NormSpec& norm, int first)
+      : at(norm.present && norm.weight != nullptr ? norm.weight + first : nullptr) {}
+  // Those of groups from i on, below `width`.
+  __device__ __forceinline__ void load(int i, int first, int width) {
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      const int k = (i + j) * 128;
+      group[j] = make_float2(1.0f, 1.0f);
+      if (at != nullptr && k + first < width) {
+        group[j] = __ldg(reinterpret_cast<const float2*>(at + k));
+      }
+    }
   }
-  return make_float2(__fmul_rn(__fmul_rn(x.x, factor), weight.x),
-                     __fmul_rn(__fmul_rn(x.y, factor), weight.y));
-}
+  __device__ __forceinline__ float2 scaled(const float2& x, float factor, int j) const {
+    return make_float2(__fmul_rn(__fmul_rn(x.x, factor), group[j].x),
+                       __fmul_rn(__fmul_rn(x.y, factor), group[j].y));
+  }
+};
 
 // Rows pass the first-level cache by (__ldcg): it keeps the weights.
 template <typename T, int kGroups, bool kGives>
-__global__ void __launch_bounds__(kThreads, kGroups <= 16 ? 12 : 6)
+__global__ void __launch_bounds__(kThreads, kGroups <= 16 ? 10 : 6)
     many_kernel(const __grid_constant__ ManyCall<T> c) {
   __shared__ float lanes[2][32];
   wait_for_previous();
@@ -105,21 +120,24 @@ __global__ void __launch_bounds__(kThreads, kGroups <= 16 ? 12 : 6)
   for (int i = 0; i < kGroups; ++i) add_squares(sums, floats_of(branch[i]));
   const float factor = factor_of(sums, c.norm, width, lanes[0]);
   sums = make_float2(0.0f, 0.0f);
+  Weights weights(c.norm, first);
 #pragma unroll
   for (int i = 0; i < kGroups; ++i) {
-    if (i * 128 + first >= width) continue;
-    const float2 y = scaled(floats_of(branch[i]), factor, c.norm, i * 128 + first);
+    if (i % kAtOnce == 0) weights.load(i, first, width);
+    const float2 y = weights.scaled(floats_of(branch[i]), factor, i % kAtOnce);
     state[i] = make_float2(__fadd_rn(state[i].x, y.x), __fadd_rn(state[i].y, y.y));
-    store_two(row + i * 128, state[i]);
+    if (i * 128 + first < width) store_two(row + i * 128, state[i]);
     add_squares(sums, state[i]);
   }
   if constexpr (kGives) {
     const float next = factor_of(sums, c.next, width, lanes[1]);
     T* const to = c.out + r * c.out_stride + first;
+    Weights next_weights(c.next, first);
 #pragma unroll
     for (int i = 0; i < kGroups; ++i) {
-      if (i * 128 + first >= width) continue;
-      store_two(to + i * 128, scaled(state[i], next, c.next, i * 128 + first));
+      if (i % kAtOnce == 0) next_weights.load(i, first, width);
+      const float2 y = next_weights.scaled(state[i], next, i % kAtOnce);
+      if (i * 128 + first < width) store_two(to + i * 128, y);
     }
   }
 }
