@@ -1,5 +1,5 @@
-// Heads of q, k and v in registers: a group of lanes takes a head, eight pairs that turn together to
-// each lane.
+// Heads of q, k and v in registers: a group of lanes takes a head, eight pairs that turn together
+// to each lane.
 #pragma once
 
 #include "cuda/elements.cuh"

@@ -1,10 +1,9 @@
 // A block takes heads of one row. A lane has the same pairs of some of them, so it reads the row's
 // angles once; everything it needs is on its way before it waits for any of it.
-#include "cuda/heads_whole.h"
-
 #include <algorithm>
 
 #include "cuda/heads.cuh"
+#include "cuda/heads_whole.h"
 
 namespace tinyloop::cuda {
 

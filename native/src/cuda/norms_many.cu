@@ -2,9 +2,8 @@
 // row_norm.cuh sums, so nothing but the lanes' sums goes through shared memory. A thread needs few
 // enough registers that ten rows of a multiprocessor are on their way at once, and all loads of
 // a row are issued before the first is waited for.
-#include "cuda/norms_many.h"
-
 #include "cuda/elements.cuh"
+#include "cuda/norms_many.h"
 
 namespace tinyloop::cuda {
 
@@ -162,10 +161,10 @@ bool is_by_two(const void* p, size_t element) {
 bool takes_many(bool fp32, const NormCall& call) {
   const size_t element = fp32 ? sizeof(float) : sizeof(__half);
   const bool even = call.width % 2 == 0 && call.branch.stride % 2 == 0 && call.out.stride % 2 == 0;
-  return call.rows > 0 && call.branch.data != nullptr && even &&
-         call.width <= kMostGroups * 128 && is_by_two(call.state, sizeof(float)) &&
-         is_by_two(call.branch.data, element) && is_by_two(call.out.data, element) &&
-         is_by_two(call.norm.weight, sizeof(float)) && is_by_two(call.next.weight, sizeof(float));
+  return call.rows > 0 && call.branch.data != nullptr && even && call.width <= kMostGroups * 128 &&
+         is_by_two(call.state, sizeof(float)) && is_by_two(call.branch.data, element) &&
+         is_by_two(call.out.data, element) && is_by_two(call.norm.weight, sizeof(float)) &&
+         is_by_two(call.next.weight, sizeof(float));
 }
 
 void norms_many(cudaStream_t stream, bool fp32, const NormCall& call) {
