@@ -86,8 +86,9 @@ __device__ __forceinline__ void do_heads(const Heads& h, const RowsOf<__half>& q
   }
 }
 
+// Six blocks of three heads to a lane have 74 KB of a multiprocessor on their way.
 template <HeadWork kWork, int kHeads>
-__global__ void __launch_bounds__(kMostThreads)
+__global__ void __launch_bounds__(kMostThreads, kHeads > 1 ? 6 : 8)
     whole_kernel(const __grid_constant__ Heads h, RowsOf<__half> qkv, int first_head, int n_heads) {
   wait_for_previous();
   let_next_start();
