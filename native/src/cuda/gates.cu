@@ -6,6 +6,8 @@ namespace tinyloop::cuda {
 namespace {
 
 constexpr int kMostThreads = 256;
+constexpr int kFewThreads = 64;
+constexpr int64_t kFewRows = 16;  // their blocks of kFewThreads find room at once
 
 // Blocks of a row side by side in y, so many threads each that few of the last one's idle.
 Grid eight_per_thread(int64_t rows, int64_t width) {
@@ -35,6 +37,32 @@ __global__ void __launch_bounds__(kMostThreads)
   store_eight(to + k, width - k, is_aligned(to), u);
 }
 
+// Halves that lie so that a thread's vector loads at once, both vectors before either is used: of
+// eight at many rows; of two at few, where more threads with less to do each end sooner.
+template <typename Vector>
+__global__ void __launch_bounds__(kMostThreads)
+    silu_mul_whole_kernel(RowsOf<__half> gate_up, int width, RowsOf<__half> out) {
+  constexpr int kPairs = sizeof(Vector) / sizeof(__half2);
+  wait_for_previous();
+  let_next_start();
+  const int64_t r = blockIdx.x;
+  const int k = 2 * kPairs * static_cast<int>(blockIdx.y * blockDim.x + threadIdx.x);
+  if (k >= width) return;
+  const __half* gate = gate_up.row(r) + k;
+  const Vector gates = *reinterpret_cast<const Vector*>(gate);
+  const Vector ups = *reinterpret_cast<const Vector*>(gate + width);
+  Vector result;
+  const auto* g = reinterpret_cast<const __half2*>(&gates);
+  const auto* u = reinterpret_cast<const __half2*>(&ups);
+  auto* to = reinterpret_cast<__half2*>(&result);
+#pragma unroll
+  for (int i = 0; i < kPairs; ++i) {
+    const float2 a = __half22float2(g[i]), b = __half22float2(u[i]);
+    to[i] = __floats2half2_rn(silu_mul(a.x, b.x), silu_mul(a.y, b.y));
+  }
+  *reinterpret_cast<Vector*>(out.row(r) + k) = result;
+}
+
 template <typename T>
 __global__ void __launch_bounds__(kMostThreads)
     gate_mul_kernel(RowsOf<T> gates, int64_t width, RowsOf<T> out) {
@@ -62,10 +90,30 @@ __global__ void __launch_bounds__(kMostThreads)
   store_some(state, k, n, by_four, sum);
 }
 
+// Whether vectors of eight halves may be loaded everywhere.
+bool is_whole(Rows rows) {
+  return reinterpret_cast<uintptr_t>(rows.data) % 16 == 0 && rows.stride % 8 == 0;
+}
+
+void silu_mul_whole(cudaStream_t stream, Rows gate_up, int64_t rows, int64_t width, Rows out) {
+  const RowsOf<__half> from(gate_up), to(out);
+  const int n = static_cast<int>(width);
+  if (rows > kFewRows) {
+    const Grid grid = eight_per_thread(rows, width);
+    return launch(stream, grid, silu_mul_whole_kernel<uint4>, from, n, to);
+  }
+  const Grid grid{dim3(static_cast<unsigned>(rows), blocks_for(width, 2 * kFewThreads)),
+                  kFewThreads, 0};
+  launch(stream, grid, silu_mul_whole_kernel<__half2>, from, n, to);
+}
+
 }  // namespace
 
 void silu_mul(cudaStream_t stream, bool fp32, Rows gate_up, int64_t rows, int64_t width, Rows out) {
   if (rows == 0) return;
+  if (!fp32 && width % 8 == 0 && width <= INT32_MAX / 2 && is_whole(gate_up) && is_whole(out)) {
+    return silu_mul_whole(stream, gate_up, rows, width, out);
+  }
   with_element(fp32, [&](auto element) {
     using T = decltype(element);
     launch(stream, eight_per_thread(rows, width), silu_mul_kernel<T>, RowsOf<T>(gate_up), width,

@@ -1,5 +1,6 @@
 #include "cuda/elements.cuh"
 #include "cuda/norms_few.h"
+#include "cuda/norms_many.h"
 #include "cuda/rows.h"
 
 namespace tinyloop::cuda {
@@ -33,33 +34,17 @@ struct Adding {
   NormSpec next;  // of the rows that follow
 };
 
-// The state after the addition is in registers when its own norm begins.
-template <typename T, int kFours, bool kThenRows>
-__device__ __forceinline__ void add_held(const T* branch_row, const Adding& spec, int64_t width,
-                                         float* state_row, T* out) {
-  WarpRow<T, kFours> branch(branch_row, width);
-  WarpRow<float, kFours> state(state_row, width);
-  const float factor = branch.factor(spec.norm);
-#pragma unroll
-  for (int i = 0; i < kFours; ++i) {
-    const int64_t k = state.first(i);
-    if (i * 128 >= width) continue;
-    state.held[i] = sum_of(state.held[i], normed_four(branch.held[i], spec.norm, factor, k, width));
-    store_some(state_row, k, width, state.by_four, state.held[i]);
-  }
-  if constexpr (kThenRows) {
-    const float next = state.factor(spec.next);
-    const bool by_four = loads_by_four(out);
-    state.each([&](int64_t k, const float4& x) {
-      store_some(out, k, width, by_four, normed_four(x, spec.next, next, k, width));
-    });
-  }
-}
-
+// Of rows that do not fit into registers, or lie oddly: they stay in memory and are read each time.
 template <typename T, bool kThenRows>
-__device__ __forceinline__ void add_streamed(const T* branch_row, const Adding& spec, int64_t width,
-                                             float* state_row, T* out) {
-  WarpRow<T, 0> branch(branch_row, width);
+__global__ void __launch_bounds__(32 * kRowWarps)
+    norm_add_kernel(RowsOf<T> branches, Adding spec, int64_t rows, int64_t width, float* states,
+                    RowsOf<T> outs) {
+  wait_for_previous();
+  let_next_start();
+  const int64_t r = warp_row();
+  if (r >= rows) return;
+  float* const state_row = states + r * width;
+  WarpRow<T, 0> branch(branches.row(r), width);
   WarpRow<float, 0> state(state_row, width);
   const float factor = branch.factor(spec.norm);
   branch.each([&](int64_t k, const float4& x) {
@@ -68,28 +53,12 @@ __device__ __forceinline__ void add_streamed(const T* branch_row, const Adding& 
                sum_of(before, normed_four(x, spec.norm, factor, k, width)));
   });
   if constexpr (kThenRows) {
+    T* const out = outs.row(r);
     const float next = state.factor(spec.next);
     const bool by_four = loads_by_four(out);
     state.each([&](int64_t k, const float4& x) {
       store_some(out, k, width, by_four, normed_four(x, spec.next, next, k, width));
     });
-  }
-}
-
-template <typename T, int kFours, bool kThenRows>
-__global__ void __launch_bounds__(32 * kRowWarps)
-    norm_add_kernel(RowsOf<T> branch, Adding spec, int64_t rows, int64_t width, float* state,
-                    RowsOf<T> out) {
-  wait_for_previous();
-  let_next_start();
-  const int64_t r = warp_row();
-  if (r >= rows) return;
-  float* to = state + r * width;
-  T* out_row = kThenRows ? out.row(r) : nullptr;
-  if constexpr (kFours > 0) {
-    add_held<T, kFours, kThenRows>(branch.row(r), spec, width, to, out_row);
-  } else {
-    add_streamed<T, kThenRows>(branch.row(r), spec, width, to, out_row);
   }
 }
 
@@ -99,10 +68,8 @@ void launch_norm_add(cudaStream_t stream, bool fp32, Rows branch, const Adding& 
   if (rows == 0) return;
   with_element(fp32, [&](auto element) {
     using T = decltype(element);
-    with_fours<16>(width, [&](auto fours) {
-      launch(stream, warp_per_row(rows), norm_add_kernel<T, fours.value, kThenRows>,
-             RowsOf<T>(branch), spec, rows, width, state, RowsOf<T>(out));
-    });
+    launch(stream, warp_per_row(rows), norm_add_kernel<T, kThenRows>, RowsOf<T>(branch), spec, rows,
+           width, state, RowsOf<T>(out));
   });
 }
 
@@ -117,8 +84,8 @@ void norm(cudaStream_t stream, float* state, const NormSpec& norm, int64_t rows,
 void norm_rows(cudaStream_t stream, bool fp32, const float* state, const NormSpec& norm,
                int64_t rows, int64_t width, Rows out) {
   if (rows == 0) return;
-  const FewRows few{const_cast<float*>(state), {}, {}, norm, out, rows, width};
-  if (takes_few(few)) return norms_few(stream, fp32, few);
+  const NormCall call{const_cast<float*>(state), {}, {}, norm, out, rows, width};
+  if (takes_few(call)) return norms_few(stream, fp32, call);
   with_element(fp32, [&](auto element) {
     using T = decltype(element);
     with_fours<32>(width, [&](auto fours) {
@@ -130,15 +97,17 @@ void norm_rows(cudaStream_t stream, bool fp32, const float* state, const NormSpe
 
 void norm_add(cudaStream_t stream, bool fp32, Rows branch, const NormSpec& norm, int64_t rows,
               int64_t width, float* state) {
-  const FewRows few{state, branch, norm, {}, {}, rows, width};
-  if (takes_few(few)) return norms_few(stream, fp32, few);
+  const NormCall call{state, branch, norm, {}, {}, rows, width};
+  if (takes_few(call)) return norms_few(stream, fp32, call);
+  if (takes_many(fp32, call)) return norms_many(stream, fp32, call);
   launch_norm_add<false>(stream, fp32, branch, {norm, {}}, rows, width, state, {});
 }
 
 void norm_add_norm_rows(cudaStream_t stream, bool fp32, Rows branch, const NormSpec& norm,
                         int64_t rows, int64_t width, float* state, const NormSpec& next, Rows out) {
-  const FewRows few{state, branch, norm, next, out, rows, width};
-  if (takes_few(few)) return norms_few(stream, fp32, few);
+  const NormCall call{state, branch, norm, next, out, rows, width};
+  if (takes_few(call)) return norms_few(stream, fp32, call);
+  if (takes_many(fp32, call)) return norms_many(stream, fp32, call);
   launch_norm_add<true>(stream, fp32, branch, {norm, next}, rows, width, state, out);
 }
 

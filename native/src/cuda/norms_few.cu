@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(kThreads) few_kernel(const __grid_constant__ F
 }
 
 template <typename T, int kPer>
-void launch_few(cudaStream_t stream, const FewRows& call) {
+void launch_few(cudaStream_t stream, const NormCall& call) {
   const FewCall<T> c{call.state,         reinterpret_cast<const T*>(call.branch.data),
                      call.branch.stride, reinterpret_cast<T*>(call.out.data),
                      call.out.stride,    call.norm,
@@ -122,12 +122,12 @@ void launch_few(cudaStream_t stream, const FewRows& call) {
 }  // namespace
 
 // A row may be its own norm's output: a thread writes only the elements that it holds.
-bool takes_few(const FewRows& call) {
+bool takes_few(const NormCall& call) {
   return call.rows > 0 && call.rows <= kMostRows &&
          call.width <= kFourthsPerThread * kMostPerThread;
 }
 
-void norms_few(cudaStream_t stream, bool fp32, const FewRows& call) {
+void norms_few(cudaStream_t stream, bool fp32, const NormCall& call) {
   with_element(fp32, [&](auto element) {
     using T = decltype(element);
     if (call.width <= kFourthsPerThread) return launch_few<T, 1>(stream, call);

@@ -11,7 +11,7 @@ namespace tinyloop::cuda {
 
 // state += norm(branch) where branch is given, then out = round(next(state)) where out is given;
 // the bits of norm_add() and norm_rows() of rows.h.
-struct FewRows {
+struct NormCall {
   float* state = nullptr;
   Rows branch;    // data null: nothing is added
   NormSpec norm;  // of the branch
@@ -22,7 +22,7 @@ struct FewRows {
 };
 
 // Whether norms_few() takes the call and is the faster way.
-bool takes_few(const FewRows& call);
-void norms_few(cudaStream_t stream, bool fp32, const FewRows& call);
+bool takes_few(const NormCall& call);
+void norms_few(cudaStream_t stream, bool fp32, const NormCall& call);
 
 }  // namespace tinyloop::cuda

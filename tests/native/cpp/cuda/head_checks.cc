@@ -129,7 +129,7 @@ class Caches {
 void check_prepare(const Bench& bench, bool fp32) {
   // Sums that cancel keep the error of their terms.
   constexpr double kTermFloor = 0.25;
-  All exact, alone;
+  All exact, alone, odd;
   Worst normed(steps_allowed(fp32));
   for (const Heads& h : all_heads()) {
     for (const int64_t rows : {1, 5, 130}) {
@@ -138,6 +138,7 @@ void check_prepare(const Bench& bench, bool fp32) {
       const int64_t gap = h.shape.head_dim % 16 == 0 ? 8 : 3;
       Matrix qkv(fp32, rows, h.width(), gap, 64);
       const OnDevice<uint8_t> qkv_d(qkv.bytes()), one_d(qkv.bytes());
+      const OnDevice<uint8_t> odd_d(qkv.bytes(), 4);
       prepare_heads(bench.stream, fp32, qkv.at(qkv_d), prep.rope_d.get(), rows, h.shape,
                     prep.device);
       bench.cpu(fp32).prepare_heads(qkv.host(), prep.rope.data(), rows, h.shape, prep.host);
@@ -151,11 +152,15 @@ void check_prepare(const Bench& bench, bool fp32) {
       prepare_heads(bench.stream, fp32, qkv.at(one_d, r), prep.rope_d.get() + r * h.shape.head_dim,
                     1, h.shape, prep.device);
       alone.add(same(qkv.row_bytes(one_d.read(), r), qkv.row_bytes(got, r)), where);
+      prepare_heads(bench.stream, fp32, qkv.at(odd_d), prep.rope_d.get(), rows, h.shape,
+                    prep.device);
+      odd.add(same(odd_d.read(), got), where);
     }
   }
   exact.line(mode(fp32) + "prepare_heads without norm, bits");
   normed.line(mode(fp32) + "prepare_heads with norm, in steps");
   alone.line(mode(fp32) + "prepare_heads of a row alone, bits");
+  odd.line(mode(fp32) + "prepare_heads of rows that lie oddly, bits");
 }
 
 // Rows with heads that are hard to code: zeros, tiny values, one large one, ties of rounding.
@@ -209,17 +214,30 @@ void check_store(const Bench& bench, bool fp32) {
   single.line(mode(fp32) + "store_kv of one run, bytes");
 }
 
+// Of few rows and of many; caches that allow no vectors, as well.
+struct BothCase {
+  int64_t rows;
+  KvFormat format;
+  size_t cache_offset;
+};
+const std::vector<BothCase> kBothCases{{33, KvFormat::kActivations, 0},  {33, KvFormat::kInt8, 0},
+                                       {9, KvFormat::kActivations, 4},   {9, KvFormat::kInt8, 4},
+                                       {140, KvFormat::kActivations, 0}, {140, KvFormat::kInt8, 0}};
+
 void check_both(const Bench& bench, bool fp32) {
   All queries, kept;
   for (const Heads& h : all_heads()) {
-    for (const KvFormat format : {KvFormat::kActivations, KvFormat::kInt8}) {
-      const int64_t rows = 33;
+    for (const BothCase& c : kBothCases) {
+      const int64_t rows = c.rows;
+      const KvFormat format = c.format;
       const std::string where = where_of(h, rows) + (format == KvFormat::kInt8 ? ", int8" : "");
       const BothPreps prep(h, rows);
       Matrix qkv(fp32, rows, h.width(), h.shape.head_dim % 16 == 0 ? 8 : 3, 67);
-      const OnDevice<uint8_t> apart(qkv.bytes()), together(qkv.bytes());
+      // Apart they also lie oddly, so that nothing is common to the two but the arithmetic.
+      const OnDevice<uint8_t> apart(qkv.bytes(), 4), together(qkv.bytes());
       Caches caches(fp32, format, h.shape, rows, 1);
-      const OnDevice<uint8_t> caches_apart(caches.bytes()), caches_together(caches.bytes());
+      const OnDevice<uint8_t> caches_apart(caches.bytes());
+      const OnDevice<uint8_t> caches_together(caches.bytes(), c.cache_offset);
       const OnDevice<KvRun> runs_apart(caches.runs(caches_apart.get()));
       const OnDevice<KvRun> runs_together(caches.runs(caches_together.get()));
       auto of_rows = caches.run_of_row();

@@ -103,6 +103,69 @@ void check_norms(const Bench& bench, bool fp32) {
   alone.line(mode(fp32) + "norms of a row alone, bits");
 }
 
+// At many rows other kernels have the same bits as at one; which, depends on the width and on how
+// the rows lie.
+void check_many_norms(const Bench& bench, bool fp32) {
+  All sums, both;
+  const int64_t rows = 300;  // more than norms_few() takes
+  for (const int64_t width : {2, 126, 512, 576, 1030, 2048, 2050, 4096, 4098, 45}) {
+    for (const int64_t gap : {0, 8, 3}) {
+      for (const Kind kind : kKinds) {
+        const std::string where = sized(rows, width) + ", gap " + std::to_string(gap);
+        const BothNorms norm(width, kind.present, kind.weighted, 40);
+        const BothNorms next(width, true, kind.weighted, 41);
+        const auto start = noise_floats(42, rows * width);
+        Matrix branch(fp32, rows, width, gap, 43, 3.0);
+        const Matrix blank(fp32, rows, width, gap);
+        const OnDevice<uint8_t> branch_d(branch.bytes());
+        const OnDevice<float> added(start), sum(start), one_by_one(start);
+        OnDevice<uint8_t> out(Matrix(blank).bytes()), out_one(Matrix(blank).bytes());
+        norm_add(bench.stream, fp32, branch.at(branch_d), norm.device, rows, width, added.get());
+        norm_add_norm_rows(bench.stream, fp32, branch.at(branch_d), norm.device, rows, width,
+                           sum.get(), next.device, blank.at(out));
+        for (int64_t r = 0; r < rows; ++r) {
+          norm_add_norm_rows(bench.stream, fp32, branch.at(branch_d, r), norm.device, 1, width,
+                             one_by_one.get() + r * width, next.device, blank.at(out_one, r));
+        }
+        const auto alone = one_by_one.read();
+        sums.add(same(added.read(), alone) && same(sum.read(), alone) && !same(alone, start),
+                 where);
+        both.add(same(out.read(), out_one.read()) && !same(out.read(), Matrix(blank).bytes()),
+                 where);
+      }
+    }
+  }
+  sums.line(mode(fp32) + "sums of many rows, each alone, bits");
+  both.line(mode(fp32) + "norms after them, bits and gaps");
+}
+
+// Vectors of every width, and rows that allow none, have the same bits.
+void check_gate_paths(const Bench& bench, bool fp32) {
+  All alone, apart;
+  for (const int64_t width : {8, 120, 1032, 5632}) {
+    for (const int64_t rows : {1, 16, 17, 70}) {
+      for (const double scale : {1.0, 60.0}) {
+        const std::string where = sized(rows, width);
+        Matrix gate_up(fp32, rows, 2 * width, 8, 44, scale);
+        const Matrix blank(fp32, rows, width, 8);
+        const OnDevice<uint8_t> in(gate_up.bytes()), in_apart(gate_up.bytes(), 4);
+        const OnDevice<uint8_t> many(Matrix(blank).bytes()), one(Matrix(blank).bytes());
+        const OnDevice<uint8_t> odd(Matrix(blank).bytes());
+        silu_mul(bench.stream, fp32, gate_up.at(in), rows, width, blank.at(many));
+        for (int64_t r = 0; r < rows; ++r) {
+          silu_mul(bench.stream, fp32, gate_up.at(in, r), 1, width, blank.at(one, r));
+        }
+        silu_mul(bench.stream, fp32, gate_up.at(in_apart), rows, width, blank.at(odd));
+        const Bytes got = many.read();
+        alone.add(same(got, one.read()) && !same(got, Matrix(blank).bytes()), where);
+        apart.add(same(got, odd.read()), where);
+      }
+    }
+  }
+  alone.line(mode(fp32) + "silu_mul of a row alone, bits");
+  apart.line(mode(fp32) + "silu_mul of rows that lie oddly, bits");
+}
+
 void check_gates(const Bench& bench, bool fp32) {
   Worst silu(steps_allowed(fp32)), gated(steps_allowed(fp32));
   for (const int64_t rows : kRowCounts) {
@@ -211,7 +274,9 @@ void check_embed(const Bench& bench, bool fp32) {
 void check_rows(const Bench& bench) {
   for (const bool fp32 : {false, true}) {
     check_norms(bench, fp32);
+    check_many_norms(bench, fp32);
     check_gates(bench, fp32);
+    check_gate_paths(bench, fp32);
     check_embed(bench, fp32);
   }
   check_states(bench);

@@ -5,9 +5,9 @@
 //
 //   S=../../../../native/src
 //   nvcc -std=c++20 -O2 -gencode=arch=compute_90a,code=sm_90a -I $S -I $S/../include -o rows_test
-//     rows_test.cu *_checks.cc row_speed.cc $S/cuda/{norms,gates,moves,normal,heads,hidden}.cu
-//     $S/cuda/{embed,weight}.cu $S/cuda/{address_space,current_device,device_memory,pinned}.cc
-//     BUILD/libtinyloop.a -lpthread
+//     rows_test.cu *_checks.cc row_speed.cc $S/cuda/{norms,norms_few,norms_many}.cu
+//     $S/cuda/{gates,moves,normal,heads,heads_whole,hidden,embed,weight}.cu
+//     $S/cuda/{address_space,current_device,device_memory,pinned}.cc BUILD/libtinyloop.a -lpthread
 #include <cstdio>
 
 #include "bench.h"
