@@ -219,7 +219,9 @@ class Backend {
   // chunk. Where begin_steps() returns false the backend runs what it recorded under the same key,
   // and the caller leaves the operations out. Between the two calls no host array is used.
   virtual bool begin_steps(const StepKey& /*key*/, const ChunkPlan& /*plan*/) { return true; }
-  virtual void end_steps() {}
+  // False: what was recorded could not be run. The caller does the same once more, and begin_steps()
+  // then records nothing.
+  virtual bool end_steps() { return true; }
 
   // Rows of one attention work item, so that a pass can cut its chunks.
   virtual int64_t attention_rows(const HeadShape& shape) const = 0;

@@ -2,6 +2,8 @@
 
 #include <unistd.h>
 
+#include <optional>
+
 #include "load_setup.h"
 
 namespace tinyloop {
@@ -26,6 +28,16 @@ std::shared_ptr<Engine> Engine::load(const std::string& path, const LoadOptions&
     engine->host_account =
         engine->backend->is_host() ? engine->account : std::make_shared<Account>(0);
   });
+  // A load's operations are as those of a forward: with the device current in this thread.
+  struct Entered {
+    explicit Entered(Backend& entered) : backend(entered) { backend.enter(); }
+    ~Entered() { backend.leave(); }
+    Entered(const Entered&) = delete;
+    Entered& operator=(const Entered&) = delete;
+    Backend& backend;
+  };
+  std::optional<Entered> entered;
+  in_phase("device", path, [&] { entered.emplace(*engine->backend); });
   in_phase("weights", path, [&] {
     load_weights(setup->file, stores_hidden(engine->cache.mode), *engine->backend, *engine->account,
                  engine->weights);

@@ -276,12 +276,12 @@ void Pass::run(const std::vector<Step>& steps, int64_t loop) {
   const bool in_loop = phase_ == Phase::kLoop;
   const bool repeated = repeats();
   const StepKey key{phase_, static_cast<int>(loop), active_rows_};
-  if (!repeated || backend_.begin_steps(key, *chunks_.front().plan)) {
+  do {
+    if (repeated && !backend_.begin_steps(key, *chunks_.front().plan)) continue;
     for (const Step& step : steps) {
       run_step(step, in_loop ? engine_.schedule.plane(step, loop) : step.plane);
     }
-  }
-  if (repeated) backend_.end_steps();
+  } while (repeated && !backend_.end_steps());
 }
 
 // Whether this is a step that comes again and again: one new row of each sequence, nothing to

@@ -28,6 +28,8 @@ using namespace cuda;
 constexpr const char* kKernelVersion = "g1";
 // The oldest that the build has code for: Ampere's matrix instructions.
 constexpr int kLeastCapability = 80;
+// Where tests/native/cpp/cuda/linear_test.cu has held cuBLASLt's bits against our own.
+constexpr int kCheckedCapability = 90;
 // Of blocks: what every kernel's vector loads and the library's matrices want.
 constexpr size_t kBlockAlignment = 256;
 
@@ -36,14 +38,21 @@ class Device {
  public:
   explicit Device(int index) : memory(std::make_shared<DeviceMemory>(index)), index_(index) {
     check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "make a stream");
-    ring.emplace(index, stream);
+    try {
+      ring.emplace(index, stream);
+    } catch (...) {
+      cudaStreamDestroy(stream);
+      throw;
+    }
     replays.emplace(stream);
+    memory->use_stream(stream);
   }
   ~Device() {
     if (!home_.here()) return;
     const CurrentDevice current(index_);
     if (!current.ok()) return;
     cudaStreamSynchronize(stream);
+    memory->use_stream(nullptr);
     replays.reset();
     ring.reset();
     cudaStreamDestroy(stream);
@@ -69,7 +78,9 @@ class CudaBackend : public Backend {
   // ---- the device ------------------------------------------------------------------------------
 
   std::string identity() const override {
-    return "cuda/sm" + std::to_string(capability_) + "/" + library_ + "/" + kKernelVersion;
+    // The toolkit's library of functions (exp, sin) is part of the numbers.
+    return "cuda/sm" + std::to_string(capability_) + "/" + library_ + "/" + kKernelVersion +
+           "-nvcc" + std::to_string(CUDART_VERSION);
   }
   size_t activation_bytes() const override { return options_.fp32 ? 4 : 2; }
   size_t alignment() const override { return kBlockAlignment; }
@@ -94,8 +105,11 @@ class CudaBackend : public Backend {
     }
     device_ = std::make_unique<Device>(options_.device);
     context_ = linear_context(options_.fp32);
-    std::string why_not;  // our own kernels do the work then, and identity() says so
-    if (!options_.fp32) blas_ = CublasLt::open(options_.packages, why_not);
+    // Without the library our own kernels do the work, with the same bits, and identity() says so.
+    // Elsewhere than on Hopper nobody has checked that its sums are the one chain that ours are.
+    std::string why_not;
+    const bool checked = capability_ == kCheckedCapability;
+    if (!options_.fp32 && checked) blas_ = CublasLt::open(options_.packages, why_not);
     context_.cublas_lt = blas_.get();
     if (blas_) library_ = "cublaslt-" + std::to_string(blas_->version());
     uploader_.emplace(device_->stream, *device_->ring);
@@ -108,13 +122,14 @@ class CudaBackend : public Backend {
       throw DeviceError("cannot use device cuda:" + std::to_string(options_.device) +
                         ": the driver does not let this thread use it");
     }
-    if (device_->replays->recording()) {  // what an exception left
+  }
+  void leave() noexcept override {
+    // What an exception left. A recording must be ended by the thread that began it.
+    pending_ = std::monostate();
+    if (device_->replays->recording()) {
       device_->replays->abandon();
       device_->memory->let_chunks_go();
     }
-  }
-  void leave() noexcept override {
-    pending_ = std::monostate();  // only what an exception left
     current_.reset();
   }
 
@@ -268,21 +283,28 @@ class CudaBackend : public Backend {
     flush();
     const DevicePlan& plan = device_plan(chunk);
     if (!plan.attention.decode) return true;
-    const bool runs = device_->replays->begin({key, plan.attention.max_spans, plan.generation});
-    // A block freed by another thread may wait for the device, which would spoil the recording.
-    if (device_->replays->recording()) device_->memory->hold_chunks();
-    return runs;
-  }
-  void end_steps() override {
-    flush();
-    if (!device_->replays->recording()) return;
+    const ReplayKey replay{key, plan.attention.max_spans, plan.place};
+    // A block freed by another thread may wait for the stream, which would spoil the recording.
+    const bool records = device_->replays->will_record(replay);
+    if (records) device_->memory->hold_chunks();
     try {
-      device_->replays->end();
+      return device_->replays->begin(replay);
+    } catch (...) {
+      if (records) device_->memory->let_chunks_go();
+      throw;
+    }
+  }
+  bool end_steps() override {
+    flush();
+    if (!device_->replays->recording()) return true;
+    try {
+      const bool launched = device_->replays->end();
+      device_->memory->let_chunks_go();
+      return launched;
     } catch (...) {
       device_->memory->let_chunks_go();
       throw;
     }
-    device_->memory->let_chunks_go();
   }
 
   void norm_store(const float* state, const NormSpec& norm, int64_t rows, int64_t width,

@@ -135,7 +135,7 @@ DevicePlan::DevicePlan(const ChunkWork& work, PlanArena& arena, Account& account
   const size_t segments = packer.add(flat.segments);
 
   uint8_t* const memory = arena.take(packer.bytes().size(), account);
-  generation = arena.generation();
+  place = memory;
   for (const KvRun& run : work.kv) rows += run.rows;
   kv = {reinterpret_cast<const int32_t*>(memory + kv_of_row),
         reinterpret_cast<const KvRun*>(memory + kv_runs),
@@ -151,7 +151,12 @@ DevicePlan::DevicePlan(const ChunkWork& work, PlanArena& arena, Account& account
   // As a capacity, so that a recorded step serves until the context has doubled.
   const auto spans = static_cast<uint64_t>(flat.spans);
   attention.max_spans = static_cast<int32_t>(row_by_row ? std::bit_ceil(spans) : spans);
-  ring.write(memory, packer.bytes().data(), packer.bytes().size());
+  try {
+    ring.write(memory, packer.bytes().data(), packer.bytes().size());
+  } catch (...) {
+    arena.give_back();  // no destructor will
+    throw;
+  }
 }
 
 }  // namespace tinyloop::cuda

@@ -23,8 +23,6 @@ class PlanArena {
 
   uint8_t* take(size_t bytes, Account& account);
   void give_back();
-  // Changes whenever a plan may lie elsewhere than the same plan lay before.
-  int64_t generation() const { return static_cast<int64_t>(blocks_.size()); }
 
  private:
   std::vector<Block> blocks_;  // those that were outgrown stay: graphs may read them
@@ -41,7 +39,7 @@ class DevicePlan : public ChunkPlan {
   RunTable<KvRun> kv;
   RunTable<HiddenRun> hidden;
   int64_t rows = 0;
-  int64_t generation = 0;
+  const void* place = nullptr;  // the first byte of its arrays
 
  private:
   PlanArena& arena_;

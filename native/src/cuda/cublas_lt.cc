@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cuda/check.h"
+#include "cuda/current_device.h"
 
 namespace tinyloop::cuda {
 
@@ -140,7 +141,10 @@ struct CublasLt::Library {
   MatmulDesc desc = nullptr;
   std::map<std::tuple<int64_t, int64_t, OutputKind>, Choice> choices;
 
+  const HomeProcess home{};
+
   ~Library() {
+    if (!home.here()) return;
     if (desc != nullptr) f.desc_destroy(desc);
     if (handle != nullptr) f.destroy(handle);
     // The file stays open: libraries of this size do not always survive being closed.

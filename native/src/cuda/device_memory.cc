@@ -128,6 +128,11 @@ std::string DeviceMemory::describe() const {
          megabytes(total) + "; " + megabytes(mapped_bytes()) + " are mapped here";
 }
 
+void DeviceMemory::use_stream(cudaStream_t stream) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  stream_ = stream;
+}
+
 void DeviceMemory::hold_chunks() {
   const std::lock_guard<std::mutex> lock(mutex_);
   ++holds_;
@@ -170,7 +175,13 @@ bool DeviceMemory::map(size_t offset, size_t bytes) {
 
 // Kernels that were launched before the block's release may still read it.
 void DeviceMemory::unmap(size_t offset, size_t bytes) noexcept {
-  if (!finished_ && cudaDeviceSynchronize() != cudaSuccess) cudaGetLastError();
+  if (!finished_ && stream_ != nullptr) {
+    // This thread may be recording another model's step, which forbids such calls in other modes.
+    auto mode = cudaStreamCaptureModeRelaxed;
+    cudaThreadExchangeStreamCaptureMode(&mode);
+    if (cudaStreamSynchronize(stream_) != cudaSuccess) cudaGetLastError();
+    cudaThreadExchangeStreamCaptureMode(&mode);
+  }
   finished_ = true;
   driver_->unmap(base_ + offset, bytes);
 }

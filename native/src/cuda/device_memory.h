@@ -1,6 +1,8 @@
 // The memory of one device, given out in blocks.
 #pragma once
 
+#include <cuda_runtime_api.h>
+
 #include <memory>
 #include <mutex>
 #include <string>
@@ -36,6 +38,10 @@ class DeviceMemory : public MemorySource {
   void hold_chunks();
   void let_chunks_go() noexcept;
 
+  // The one stream whose work reads and writes this memory, until it is null again: before a chunk
+  // goes back it is waited for, and nothing else of the device.
+  void use_stream(cudaStream_t stream);
+
   size_t live_bytes() const;    // blocks at their rounded sizes
   size_t mapped_bytes() const;  // what they cost the device
   bool maps_chunks() const { return space_ != nullptr; }
@@ -55,6 +61,7 @@ class DeviceMemory : public MemorySource {
   size_t reserved_ = 0;
   unsigned long long base_ = 0;  // CUdeviceptr of the range
   int holds_ = 0;
+  cudaStream_t stream_ = nullptr;
   bool finished_ = false;  // the device has been waited for since this call began
   size_t alone_ = 0;       // bytes of blocks by cudaMalloc
 };

@@ -11,6 +11,13 @@ namespace tinyloop::cuda {
 
 namespace {
 
+// Whether the build holds code of sm_90a, which Hopper's matrix instructions need.
+#ifdef TINYLOOP_SM90A
+constexpr bool kHasWarpgroups = true;
+#else
+constexpr bool kHasWarpgroups = false;
+#endif
+
 // From so many results (rows x outputs) on cuBLASLt is faster than our own kernels on an H200, above
 // kLeastWideRows rows: with an FP16 copy of the weight, and when the weight must be unpacked first.
 // No bit depends on it.
@@ -129,7 +136,7 @@ LinearContext linear_context(bool fp32) {
         "ask for the device's generation");
   check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device),
         "ask for the device's generation");
-  context.warpgroups = major == 9 && minor == 0;
+  context.warpgroups = kHasWarpgroups && major == 9 && minor == 0;
   return context;
 }
 

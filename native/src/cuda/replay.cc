@@ -17,6 +17,11 @@ Replays::~Replays() {
   }
 }
 
+bool Replays::will_record(const ReplayKey& key) const {
+  const auto at = entries_.find(key);
+  return at != entries_.end() && at->second.graph == nullptr && !at->second.refused;
+}
+
 bool Replays::begin(const ReplayKey& key) {
   const auto [at, is_new] = entries_.try_emplace(key);
   if (is_new) {
@@ -26,6 +31,7 @@ bool Replays::begin(const ReplayKey& key) {
     return true;
   }
   order_.splice(order_.begin(), order_, at->second.used);
+  if (at->second.refused) return true;
   if (at->second.graph != nullptr) {
     check(cudaGraphLaunch(at->second.graph, stream_), "launch a recorded step");
     return false;
@@ -36,18 +42,23 @@ bool Replays::begin(const ReplayKey& key) {
   return true;
 }
 
-void Replays::end() {
-  if (!recording_) return;
+bool Replays::end() {
   recording_ = false;
   cudaGraph_t graph = nullptr;
   check(cudaStreamEndCapture(stream_, &graph), "record a step");
   cudaGraphExec_t executable = nullptr;
   const cudaError_t made = cudaGraphInstantiate(&executable, graph, 0);
   cudaGraphDestroy(graph);
-  check(made, "make a recorded step executable");
-  entries_.at(current_).graph = executable;
+  Entry& entry = entries_.at(current_);
+  if (made != cudaSuccess) {
+    cudaGetLastError();
+    entry.refused = true;
+    return false;
+  }
+  entry.graph = executable;
   ++recorded_;
   check(cudaGraphLaunch(executable, stream_), "launch a recorded step");
+  return true;
 }
 
 void Replays::abandon() noexcept {

@@ -16,8 +16,8 @@ namespace tinyloop::cuda {
 // Everything besides memory and the content of plans that decides what a step launches.
 struct ReplayKey {
   StepKey step;
-  int32_t spans = 0;       // capacity
-  int64_t generation = 0;  // of the plan's place
+  int32_t spans = 0;            // capacity
+  const void* place = nullptr;  // of the plan
   auto operator<=>(const ReplayKey&) const = default;
 };
 
@@ -30,9 +30,13 @@ class Replays {
   Replays(const Replays&) = delete;
   Replays& operator=(const Replays&) = delete;
 
+  // Whether begin() would record: the step was seen before, and there is no graph of it yet.
+  bool will_record(const ReplayKey& key) const;
   // False: the step was launched. True: the caller launches its operations, then calls end().
   bool begin(const ReplayKey& key);
-  void end();
+  // False: the device has no room for the recording, and nothing was launched. The step is not
+  // recorded again.
+  bool end();
   // After an exception between begin() and end().
   void abandon() noexcept;
   bool recording() const { return recording_; }
@@ -41,6 +45,7 @@ class Replays {
  private:
   struct Entry {
     cudaGraphExec_t graph = nullptr;
+    bool refused = false;
     std::list<ReplayKey>::iterator used;
   };
   void forget_oldest();

@@ -67,10 +67,9 @@ inline WorkspaceSizes workspace_sizes(const WorkspaceShape& s, bool fp32, bool a
   const int64_t largest_rows = std::max(s.scratch_rows, rows);
   w.linear =
       linear_scratch_bytes(largest_rows, s.max_inputs, fp32, weight_scratch(s, fp32, all_cached));
-  int64_t logits = 0;
-  for (const int64_t r : {int64_t{1}, std::min<int64_t>(16, rows), rows}) {
-    logits = std::max(logits, r * tile_columns(s, r));
-  }
+  // No number of rows needs more: r * tile_columns(r) <= this for every r <= rows.
+  static_assert(kHeadRows * kHeadColumns <= kTileLogits);
+  const int64_t logits = std::min(rows * s.vocab_size, kTileLogits);
   w.tile = std::max(size(logits) * sizeof(float), size(s.rows * s.hidden_size) * sizeof(float));
   w.partials = size(rows * head_partials(s.vocab_size)) * sizeof(HeadPartial);
   w.row_results = results_bytes(rows);
