@@ -671,6 +671,9 @@ bool attention_warpgroups(cudaStream_t stream, const AttentionCall& call) {
         "ask for the device's kind");
   check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device),
         "count the device's multiprocessors");
+#ifndef TINYLOOP_SM90A
+  return false;  // the build has no code for them
+#endif
   if (major != 9 || minor != 0) return false;
   switch (padded_head_dim(call.shape.head_dim)) {
     case 64:
