@@ -26,7 +26,7 @@ from .pool_status import ModelInfo, PoolStatus, pool_status
 from .processes import end_processes
 from .router import ROUTER_OPTIONS, Router, check_hello
 from .segments import CutRules, cut_window
-from .session import cluster_cpus, connect
+from .session import cluster_cpus, cluster_gpus, connect
 from .supervisor import PoolError, Slot, Supervisor
 from .wire import Delivery, decode_deliveries, encode_window
 
@@ -61,6 +61,8 @@ class ReplicaPool:
         Raises PoolError with phase and sizes if a replica cannot; nothing is left running then.
         """
         owns_session = connect(config.ray_address)
+        if owns_session:
+            _check_gpus(config)
         cpus = cluster_cpus()
         threads = config.threads or max(cpus // config.replicas, 1)
         settings = ReplicaSettings(
@@ -281,6 +283,18 @@ class ReplicaPool:
             raise ValueError(f"window {window}: n_scored must be from 1 to the length of the item less 1")
         if items.depth < 1:
             raise ValueError(f"window {window}: depth {items.depth} is less than 1")
+
+
+def _check_gpus(config: PoolConfig) -> None:
+    """A session of our own gets no GPU later: an actor would wait for it in vain."""
+    gpus = cluster_gpus() if config.device == "cuda" else config.replicas
+    if gpus >= config.replicas:
+        return
+    ray.shutdown()
+    raise PoolError(
+        f"cannot start {config.replicas} replicas with device cuda: each needs a GPU of its own and this "
+        f"machine has {gpus}; lower replicas, or use device cpu"
+    )
 
 
 def _actor_options(config: PoolConfig, threads: int, cpus: int) -> dict[str, Any]:

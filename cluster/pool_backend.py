@@ -61,6 +61,8 @@ def choose_model(settings: ScoreSettings, request: PoolRequest) -> ChosenModel:
         tokenizer = load_tokenizer(header)
     except (FormatError, OSError) as error:
         raise UsageError(f"cannot use model {str(path)!r}: {foreign_model(path) or error}") from error
+    if request.device == "cuda" and request.numeric == "bf16":
+        raise UsageError("--numeric bf16 is a mode of the CPU: use fp16 with --device cuda")
     descriptor: dict[str, Any] = dict(header.descriptor)
     depth, warnings = _depth(settings.depth, descriptor["loops"])
     max_seq_len = _max_seq_len(request.max_seq_len, descriptor["max_positions"])

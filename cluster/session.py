@@ -106,6 +106,11 @@ def _silence() -> None:
         ray_worker.print_to_stdstream = lambda *args, **kwargs: None
 
 
+def cluster_gpus() -> int:
+    """GPUs that Ray knows of, in use or not."""
+    return int(ray.cluster_resources().get("GPU", 0))
+
+
 def cluster_cpus() -> int:
     """Whole CPUs of the session."""
     return max(int(ray.cluster_resources().get("CPU", 1)), 1)

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._core import InvalidInputError, Model, PrefixCache, ResumeHandle, TinyLoopError
+from .arguments import whole_number
 from .cache_size import state_bytes
 from .flat_items import FlatItems, Prefixes, require
 
@@ -298,7 +299,7 @@ def _last_two(model: Model) -> tuple[int, ...]:
 
 
 def _checked_depths(depths: Sequence[int]) -> tuple[int, ...]:
-    steps = tuple(int(depth) for depth in depths)
+    steps = tuple(whole_number("depths", depth) for depth in depths)
     if not steps or steps[0] < 1 or any(a >= b for a, b in pairwise(steps)):
         raise InvalidInputError(f"cannot cascade over depths={steps}: give rising depths of 1 or more")
     return steps

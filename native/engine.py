@@ -194,7 +194,8 @@ def _options(
         "state_init": text("state_init", state_init),
     }
     for name, chosen in texts.items():
-        if not chosen.isascii():  # a lone surrogate would not even get through
+        # A lone surrogate would not even get through, and a NUL would cut the message short.
+        if not chosen.isascii() or "\0" in chosen:
             raise LoadError(f"cannot load with {name}={chosen!r}: there is no such choice")
     if budget_bytes is not None and not 0 < budget_bytes < 2**63:
         raise LoadError(

@@ -19,7 +19,7 @@ void PyModel::close() {
   engine_->close();
   std::shared_ptr<Engine> last = std::move(engine_);
   engine_.reset();
-  py::gil_scoped_release nogil;  // joins the compute threads if this was the last owner
+  const BrieflyWithoutGil nogil;  // joins the compute threads if this was the last owner
   last.reset();
 }
 
@@ -246,7 +246,8 @@ void bind_facts(py::class_<PyModel>& model) {
       .def_property_readonly("digest", [](const PyModel& p) { return p.digest(); })
       .def_property_readonly("numerics_id",
                              [](const PyModel& p) { return p.open()->numerics_id(); })
-      .def_property_readonly("block_bytes", [](const PyModel& p) { return p.open()->account->alignment(); })
+      .def_property_readonly("block_bytes",
+                             [](const PyModel& p) { return p.open()->account->alignment(); })
       .def_property_readonly("max_seq_len",
                              [](const PyModel& p) { return p.open()->options.max_seq_len; })
       .def_property_readonly("cache_mode",

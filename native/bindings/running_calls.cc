@@ -15,6 +15,7 @@ namespace {
 
 int running = 0;                    // calls of all threads; touched with the GIL held
 thread_local int running_here = 0;  // of them, this thread's: a callback may call again
+pid_t process = ::getpid();         // whose calls these are
 std::atomic<std::thread::id> closer{std::thread::id()};  // who finalizes, once somebody does
 
 // Ends a call from within. No caller sees it: the thread is parked before.
@@ -23,6 +24,13 @@ struct InterpreterEnds : std::exception {};
 bool is_left_behind() {
   const std::thread::id id = closer.load();
   return id != std::thread::id() && id != std::this_thread::get_id();
+}
+
+void forget_threads_of_the_parent() {
+  if (process == ::getpid()) return;
+  process = ::getpid();
+  running = running_here;
+  closer = std::thread::id();
 }
 
 // Called with the GIL held. Nobody needs to wait for this thread's calls any more.
@@ -34,12 +42,13 @@ bool is_left_behind() {
 
 }  // namespace
 
-WithoutGil::Place::Place() : errors_before(std::uncaught_exceptions()) {
+CallPlace::CallPlace() : errors_before(std::uncaught_exceptions()) {
+  forget_threads_of_the_parent();
   if (is_left_behind()) park();
   ++running;
   ++running_here;
 }
-WithoutGil::Place::~Place() {
+CallPlace::~CallPlace() {
   if (std::uncaught_exceptions() > errors_before && is_left_behind()) park();
   --running;
   --running_here;
@@ -59,6 +68,7 @@ std::unique_ptr<InterruptScope> WithoutGil::watch() {
 }
 
 void wait_for_calls() {
+  forget_threads_of_the_parent();
   closer = std::this_thread::get_id();
   while (running > running_here) {
     py::gil_scoped_release nogil;

@@ -17,18 +17,30 @@ namespace tinyloop {
 // for that, and parks their threads as well as those that come later: an error would make them
 // print while the interpreter goes away, which aborts the process. The thread that finalizes may
 // still call.
+//
+// A forked child has one thread, and of the calls that ran those of that thread alone.
+struct CallPlace {
+  CallPlace();
+  ~CallPlace();
+  CallPlace(const CallPlace&) = delete;
+  CallPlace& operator=(const CallPlace&) = delete;
+  const int errors_before;
+};
+
 class WithoutGil {
  private:
-  struct Place {
-    Place();
-    ~Place();
-    const int errors_before;
-  };
-  Place place_;
+  CallPlace place_;
   std::unique_ptr<InterruptScope> interrupt_ = watch();
   pybind11::gil_scoped_release nogil_;
 
   static std::unique_ptr<InterruptScope> watch();
+};
+
+// The same for what takes a moment and cannot be interrupted: closing.
+class BrieflyWithoutGil {
+ private:
+  CallPlace place_;
+  pybind11::gil_scoped_release nogil_;
 };
 
 // The module's exit hook.

@@ -55,6 +55,11 @@ def test_what_does_not_fit_the_model_is_refused(
         choose_model(settings(**changes), PoolRequest(**request_changes))
 
 
+def test_a_gpu_has_no_bf16_mode() -> None:
+    with pytest.raises(UsageError, match="--numeric bf16 is a mode of the CPU"):
+        choose_model(settings(), PoolRequest(device="cuda", numeric="bf16"))
+
+
 def test_every_setting_that_changes_a_number_is_in_the_identity() -> None:
     plain = choose_model(settings(), PoolRequest()).choice.identity
     for changed in (

@@ -600,3 +600,37 @@ def test_a_request_keeps_its_own_ids() -> None:
         expected = model.generate([request])[0].token_ids
         ids[:] = 1
         assert_same_bits(model.generate([request])[0].token_ids, expected)
+
+
+def test_daemon_threads_that_close_models_do_not_break_the_exit() -> None:
+    """Closing takes the interpreter's lock back too, where an interpreter that ends would end the thread."""
+    text = (
+        "import threading; from tinyloop.native import load_model; "
+        "from tinyloop.native.models import default_model_path as path; "
+        "models = [load_model(path(), 64, threads=2) for _ in range(20)]; "
+        "threading.Thread(target=lambda: [m.close() for m in models], daemon=True).start()"
+    )
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_child_forked_beside_a_running_call_can_end() -> None:
+    text = """
+import os, sys, threading, numpy as np
+from tinyloop.native import load_model
+from tinyloop.native.models import default_model_path
+model, ids = load_model(default_model_path(), 512, threads=1), np.arange(100, 500, dtype=np.int32)
+started = threading.Event()
+def work():
+    while True:
+        started.set()
+        model.score_tokens(ids)
+threading.Thread(target=work, daemon=True).start()
+started.wait()
+child = os.fork()
+if child == 0:
+    sys.exit(7)  # through the exit hooks, which must not wait for the parent's thread
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.strip()) == (0, "7")

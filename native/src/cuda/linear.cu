@@ -18,9 +18,9 @@ constexpr bool kHasWarpgroups = true;
 constexpr bool kHasWarpgroups = false;
 #endif
 
-// From so many results (rows x outputs) on cuBLASLt is faster than our own kernels on an H200, above
-// kLeastWideRows rows: with an FP16 copy of the weight, and when the weight must be unpacked first.
-// No bit depends on it.
+// From so many results (rows x outputs) on cuBLASLt is faster than our own kernels on an H200,
+// above kLeastWideRows rows: with an FP16 copy of the weight, and when the weight must be unpacked
+// first. No bit depends on it.
 constexpr int64_t kWideResults = 800'000;
 constexpr int64_t kWideResultsUnpacked = 1'300'000;
 constexpr int64_t kLeastWideRows = 65;

@@ -26,6 +26,7 @@ struct AttentionPlan {
   int32_t n_items = 0;
   int32_t max_spans = 0;  // most spans of kSpan keys that any item reads
   bool decode = false;    // every item is one piece of one row
+  bool codes = false;     // some keys and values are kInt8; decides speed alone
 };
 
 // Keys that one partial softmax covers, cut by absolute position.
