@@ -52,7 +52,8 @@ def test_engine_matches_reference(tmp_path: Path, family: str, depth: int, bits:
     path = write_calm(tmp_path / "m.tloop", family, bits=bits, group=group, seed=bits + group)
     ids = random_ids(LENGTH, seed=depth)
     assert errors(path, "fp32", depth, ids).max() <= FP32_MAX
-    for mode in NUMERIC_MODES:  # the second splits what the first multiplies, and rounds no more
+    # Emulated, the bf16 mode is slow; its products depend on the weight, not on the family or the depth.
+    for mode in NUMERIC_MODES if (family, depth) == ("ouro", 1) else NUMERIC_MODES[:1]:
         half = errors(path, mode, depth, ids)
         assert half.max() <= FP16_MAX, mode
         assert np.sqrt(np.mean(half**2)) <= FP16_RMS, mode
