@@ -1,6 +1,6 @@
 """How fast the engine is on one GPU, beside what others reached and what the machine allows.
 
-    python tests/bench/gpu.py --folder /tmp/models [--cases decode-1 documents ...] [--json out.jsonl]
+    python tests/bench/gpu.py --folder DIR [--cases decode-1 documents ...] [--json out.jsonl]
 
 Writes the models that are missing into the folder (made_models.py: real shapes, random weights), times
 every case, median of its repeats, and prints a table and one JSON line a case. `peer` is the best figure that

@@ -1,6 +1,6 @@
 """Models of real shapes with random weights, so that speed can be measured without anybody's checkpoint.
 
-    python tests/bench/made_models.py ouro-1.4b /tmp/ouro.tloop --bits 4 --group 128
+    python tests/bench/made_models.py ouro-1.4b ouro.tloop --bits 4 --group 128
 
 The weights of a layer are drawn once and used for all layers: a kernel cannot tell, and 1.4 billion values
 are written in seconds. A trained model has other logits, not another speed.

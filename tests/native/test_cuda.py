@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from engine_cases import random_ids, score_items, write_calm
 from numpy.typing import NDArray
-from tinyloop.native import GenerateRequest, LoadError, Model, devices, load_model
+from tinyloop.native import GenerateRequest, LoadError, Model, OutOfMemoryError, devices, load_model
 from tinyloop.native.models import default_model_path
 
 # CPU and GPU round FP16 activations at the same places, and the GPU rounds matrices to FP16 besides: each is
@@ -113,19 +113,24 @@ def test_copies_of_weights_change_memory_and_no_bit(fp16_cache: str) -> None:
 def test_without_the_library_the_bits_are_the_same() -> None:
     """Sums by our own kernels, by the library, by one row or by many: one class of numbers."""
     text = (
-        "import numpy as np, sys; from tinyloop.native import load_model; "
-        "from tinyloop.native.models import default_model_path; import tinyloop.native.engine as e; "
-        "e.wheel_folder = (lambda: '') if sys.argv[1:] == [] else e.wheel_folder; "
+        "import hashlib, numpy as np; from tinyloop.native import load_model; "
+        "from tinyloop.native.models import default_model_path; "
         "m = load_model(default_model_path(), device='cuda', fp16_cache='all'); "
         "ids = np.random.default_rng(0).integers(0, 4000, 900).astype(np.int32); "
-        "import hashlib; print(m.numerics_id.split('/')[2].split('-')[0], "
+        "print(m.numerics_id.split('/')[2].split('-')[0], "
         "hashlib.sha256(m.score_tokens(ids).tobytes()).hexdigest())"
     )
-    with_library = run_python(text.replace("sys.argv[1:] == []", "False"))
-    without = run_python(text, TINYLOOP_CUBLASLT="/nonexistent/libcublasLt.so")
-    if with_library.split()[0] != "cublaslt":
-        pytest.fail(f"the library was not found: {with_library}")
-    assert without.split()[1] == with_library.split()[1]
+    library, with_library = run_python(text).split()
+    own, without = run_python(text, TINYLOOP_CUBLASLT="off").split()
+    assert (library, own) == ("cublaslt", "own")
+    assert without == with_library
+
+
+@pytest.mark.gpu
+def test_a_named_library_that_is_not_there_is_a_load_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TINYLOOP_CUBLASLT", "/nonexistent/libcublasLt.so")
+    with pytest.raises(LoadError, match=r"TINYLOOP_CUBLASLT='/nonexistent/libcublasLt\.so'"):
+        load_model(default_model_path(), device="cuda")
 
 
 # ---- memory --------------------------------------------------------------------------------------
@@ -170,7 +175,7 @@ def test_loads_that_fail_leave_nothing_on_the_device() -> None:
         needs = model.vram_usage_bytes
     before = used_by_device()
     for budget in np.linspace(1, needs - 1, 20).astype(int):
-        with pytest.raises(Exception, match="cannot allocate"):
+        with pytest.raises(OutOfMemoryError, match="cannot allocate"):
             load_model(path, 512, budget_bytes=int(budget), **options)
     assert near(0, used_by_device() - before)
     with load_model(path, 512, budget_bytes=needs, **options) as model:
@@ -182,7 +187,7 @@ def test_more_than_the_device_has_is_refused_and_harms_nothing(tmp_path: Path) -
     path = write_calm(tmp_path / "m.tloop", "ouro", bits=4, max_positions=1 << 30)
     with load_model(default_model_path(), 256, device="cuda") as bystander:
         expected = bystander.score_tokens(random_ids(40))
-        with pytest.raises(Exception, match=r"cannot allocate \d+ bytes for .*GPU 0"):
+        with pytest.raises(OutOfMemoryError, match=r"cannot allocate \d+ bytes for .*GPU 0"):
             load_model(path, 1 << 30, device="cuda")
         assert np.array_equal(bystander.score_tokens(random_ids(40)), expected)
 

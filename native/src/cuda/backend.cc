@@ -109,7 +109,14 @@ class CudaBackend : public Backend {
     // Elsewhere than on Hopper nobody has checked that its sums are the one chain that ours are.
     std::string why_not;
     const bool checked = capability_ == kCheckedCapability;
-    if (!options_.fp32 && checked) blas_ = CublasLt::open(options_.packages, why_not);
+    const std::string named = CublasLt::named_file();
+    if (!options_.fp32 && checked && named != "off") {
+      blas_ = CublasLt::open(options_.packages, why_not);
+      if (!blas_ && !named.empty()) {
+        throw LoadError("cannot load with TINYLOOP_CUBLASLT='" + named + "': " + why_not +
+                        " name the library's file, or say off");
+      }
+    }
     context_.cublas_lt = blas_.get();
     if (blas_) library_ = "cublaslt-" + std::to_string(blas_->version());
     uploader_.emplace(device_->stream, *device_->ring);

@@ -86,10 +86,10 @@ bool find_all(void* library, Functions& f) {
 }
 
 std::vector<std::string> candidates(const std::string& packages) {
+  // Whoever names a file wants that one.
+  const std::string named = CublasLt::named_file();
+  if (!named.empty()) return {named};
   std::vector<std::string> files;
-  if (const char* named = std::getenv("TINYLOOP_CUBLASLT"); named != nullptr && *named != '\0') {
-    files.push_back(named);
-  }
   if (!packages.empty()) {
     files.push_back(packages + "/nvidia/cu13/lib/libcublasLt.so.13");
     files.push_back(packages + "/nvidia/cublas/lib/libcublasLt.so.13");
@@ -208,6 +208,11 @@ struct CublasLt::Library {
 
 CublasLt::CublasLt() : library_(std::make_unique<Library>()) {}
 CublasLt::~CublasLt() = default;
+
+std::string CublasLt::named_file() {
+  const char* named = std::getenv("TINYLOOP_CUBLASLT");
+  return named != nullptr ? named : "";
+}
 
 std::unique_ptr<CublasLt> CublasLt::open(const std::string& packages, std::string& why_not) {
   why_not = "cannot open cuBLASLt:";

@@ -26,7 +26,9 @@ struct LtProduct {
 // One handle on the device that was current when it was opened. Not for two threads at once.
 class CublasLt {
  public:
-  // Looks at TINYLOOP_CUBLASLT (a file), then under `packages` (a folder that holds the nvidia
+  // What TINYLOOP_CUBLASLT says: a file, "off" for our own kernels, or nothing.
+  static std::string named_file();
+  // The named file and no other; else what is under `packages` (a folder that holds the nvidia
   // wheels), then where the loader looks. Null if there is none; then why_not says what was tried.
   static std::unique_ptr<CublasLt> open(const std::string& packages, std::string& why_not);
   ~CublasLt();

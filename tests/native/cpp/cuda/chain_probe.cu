@@ -5,8 +5,8 @@
 //
 // From the repository's root (needs an sm_90a device):
 //   nvcc -std=c++20 -O3 -gencode=arch=compute_90a,code=sm_90a -I native/src -I native/include
-//     tests/native/cpp/cuda/chain_probe.cu native/src/cuda/cublas_lt.cc -ldl -o /tmp/chain_probe
-//   /tmp/chain_probe [FOLDER with the nvidia wheels]
+//     tests/native/cpp/cuda/chain_probe.cu native/src/cuda/cublas_lt.cc -ldl -o chain_probe
+//   ./chain_probe [FOLDER with the nvidia wheels]
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
