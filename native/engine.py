@@ -66,13 +66,14 @@ def load_model(
             would take more than half of it; "off" on the CPU. Same numbers. Default: TINYLOOP_FP16_CACHE,
             else "auto".
         budget_bytes: hard limit on everything the model and its handles hold; None: no limit.
-        threads: compute threads, at least 1; None: as many as the process may run on.
+        threads: the CPU's compute threads, at least 1; None: as many as the process may run on. A GPU has no
+            use for them.
         numeric_mode: "fp16" is the product; "bf16" holds the same in memory and multiplies in the tile unit
             (AMX) of processors that have one, with bits of its own that every processor gives, those without
             the unit at a fifth of the speed of "fp16"; "fp32" keeps activations and K/V in float32 and is for
             tests.
-        cpu_isa: "avx512", "avx2" or "portable", all with the same bits, or "amx" in the mode "bf16". Default:
-            TINYLOOP_CPU_ISA, else the best one here.
+        cpu_isa: of the CPU alone: "avx512", "avx2" or "portable", all with the same bits, or "amx" in
+            the mode "bf16". Default: TINYLOOP_CPU_ISA, else the best one here.
         state_init: what the loops start from, for models that leave it open: "zero", or "normal" drawn for
             each token from (state_seed, position). Default: the model's own.
         state_seed: 0..2**64 - 1.
