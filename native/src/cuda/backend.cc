@@ -186,6 +186,8 @@ class CudaBackend : public Backend {
     tile_ = take(sizes.tile, "a tile of logits");
     partials_ = take(sizes.partials, "head partials");
     row_results_ = take(sizes.row_results, "head results");
+    // They are read back as a whole, also where a call asks for some of them only.
+    fill_zero(row_results_.as<void>(), sizes.row_results);
     integers_ = take(sizes.integers, "row tables");
     gathered_ = take(sizes.gathered, "head rows");
     attention_ = take(sizes.attention, "attention partials");
