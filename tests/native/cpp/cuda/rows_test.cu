@@ -1,7 +1,8 @@
 // Every row-wise operation of the CUDA backend against the CPU's on the same inputs, and the device
 // memory against the device's own figures. One line a check; the exit status is 1 if any failed.
 // "rows" as the argument leaves the device's memory out, "speed" measures instead. Build, here,
-// with the library already built in BUILD (cmake -S native -B BUILD -DTINYLOOP_PYTHON=OFF && cmake --build BUILD):
+// with the library already built in BUILD (cmake -S native -B BUILD -DTINYLOOP_PYTHON=OFF && cmake
+// --build BUILD):
 //
 //   S=../../../../native/src
 //   nvcc -std=c++20 -O2 -gencode=arch=compute_90a,code=sm_90a -I $S -I $S/../include -o rows_test
