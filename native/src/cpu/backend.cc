@@ -344,8 +344,9 @@ class CpuBackend : public Backend {
   void attention(const ChunkPlan& plan, const HeadShape& shape, int64_t plane, Rows queries,
                  Rows out) override {
     const std::vector<AttentionChunk>& chunks = work_of(plan).attention;
-    const auto n_chunks = static_cast<int64_t>(chunks.size());
-    threads_.run(n_chunks * shape.n_kv_heads, [&](int64_t item, int thread) {
+    const auto items = static_cast<int64_t>(chunks.size()) * shape.n_kv_heads;
+    threads_.run(items, [&](int64_t turn, int thread) {
+      const int64_t item = items - 1 - turn;  // the last chunks of a sequence have the most keys
       AttentionTask task;
       task.chunk = &chunks[to_size(item / shape.n_kv_heads)];
       task.kv_head = item % shape.n_kv_heads;
@@ -360,7 +361,9 @@ class CpuBackend : public Backend {
     });
   }
   int64_t attention_rows(const HeadShape& shape) const override {
-    return std::max<int64_t>(1, kQueryBlock / (shape.n_q_heads / shape.n_kv_heads));
+    // Larger work items read keys less often, but many threads need many of them.
+    const int64_t vectors = threads_.count() <= 2 ? kernels_.query_vectors : kQueryBlock;
+    return std::max<int64_t>(1, vectors / (shape.n_q_heads / shape.n_kv_heads));
   }
 
   void gate_mul(Rows gate, int64_t rows, int64_t width, Rows out) override {
@@ -414,8 +417,9 @@ class CpuBackend : public Backend {
 
   // Whole pages, so that no two threads share a line and tiles lie on lines.
   int64_t thread_floats(const WorkspaceShape& shape) const {
-    const int64_t floats = std::max(kernels_.product_floats(shape.max_inputs),
-                                    attention_scratch_floats(shape.head_dim));
+    const int64_t floats =
+        std::max(kernels_.product_floats(shape.max_inputs),
+                 attention_scratch_floats(shape.head_dim, kernels_.query_vectors));
     return (floats + kPageFloats - 1) / kPageFloats * kPageFloats;
   }
   static int64_t head_tiles(const WorkspaceShape& shape) {

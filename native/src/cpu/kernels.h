@@ -52,7 +52,7 @@ inline constexpr int64_t kRowBlock = 512;    // rows that A has room for
 inline constexpr int64_t kSharedRows = 384;
 inline constexpr int64_t kTilePanels = 4;    // panels of C at a time
 inline constexpr int64_t kHeadTile = 512;    // vocabulary columns of one partial log-sum-exp
-inline constexpr int64_t kQueryBlock = 128;  // query vectors of one attention work item
+inline constexpr int64_t kQueryBlock = 128;  // query vectors of an attention work item, as a rule
 inline constexpr int64_t kMaxHeadDim = 256;
 // Groups of coded weights have 32, 64 or 128 inputs, so that a sum block holds whole ones.
 inline constexpr int64_t kBlockGroups = kDepthBlock / 32;
@@ -147,8 +147,8 @@ struct AttentionTask {
   float* scratch = nullptr;  // attention_scratch_floats()
 };
 
-// Floats of scratch that one thread's attention needs.
-int64_t attention_scratch_floats(int64_t head_dim);
+// Floats of scratch that one thread's attention needs for work items of so many query vectors.
+int64_t attention_scratch_floats(int64_t head_dim, int64_t query_vectors);
 
 // Rows [first, first + rows) of a run: a thread's part of it.
 struct RunPart {
@@ -169,6 +169,7 @@ struct Kernels {
   // Rows from which on a thread packs them by itself, in a part of A, and multiplies them by all
   // panels of a coded weight; 0: never.
   int64_t own_rows;
+  int64_t query_vectors;  // of one attention work item, at most; a multiple of 32
   // Scratch that products of at most so many inputs need, in floats.
   int64_t (*product_floats)(int64_t inputs);
   // A block of rows for a product into `a`, starting at its row `at`: converted; rows `indices` of
