@@ -19,6 +19,12 @@ using namespace cpu;
 constexpr int64_t kFewRowsOfRuns = 16;
 constexpr int64_t kRunsPerThread = 4;
 
+constexpr int64_t kPageFloats = 1024;
+// Rows that a thread packs and multiplies by itself: at most so many at a time, and fewer where A
+// of them would take more than half of a cache of 2 MB.
+constexpr int64_t kMostOwnRows = 256;
+constexpr int64_t kOwnFloats = int64_t{1} << 18;
+
 // Raised whenever a change of the kernels changes a bit of any result.
 constexpr const char* kKernelVersion = "k1";
 
@@ -246,9 +252,8 @@ class CpuBackend : public Backend {
   void norm_linear(const float* state, const NormSpec& norm, int64_t rows, const Weight& weight,
                    Rows out) override {
     const PanelWeight& w = panels_of(weight);
-    product(rows, w, into(out), [&](int64_t first, int64_t begin, int64_t n) {
-      kernels_.pack_norm(state + (first + begin) * w.inputs, norm, n, w.inputs, w.group, a(),
-                         begin);
+    product(rows, w, into(out), [&](int64_t row, int64_t n, int64_t to) {
+      kernels_.pack_norm(state + row * w.inputs, norm, n, w.inputs, w.group, a(), to);
     });
   }
   void linear(Rows in, int64_t rows, const Weight& weight, Rows out) override {
@@ -258,13 +263,13 @@ class CpuBackend : public Backend {
     const PanelWeight& w = panels_of(weight);
     pack_and_multiply(in, rows, w, into(Into::kAddToMain, state, w));
   }
-  // A block's rows are packed before any of them is written.
+  // Rows are packed before they are written.
   void adapter(float* state, const float* input, int64_t rows, const Weight& weight) override {
     const PanelWeight& w = panels_of(weight);
     const int64_t width = w.outputs;
-    product(rows, w, into(Into::kMain, state, w), [&](int64_t first, int64_t begin, int64_t n) {
-      const int64_t at = (first + begin) * width;
-      kernels_.pack_pair(state + at, input + at, n, width, w.group, a(), begin);
+    product(rows, w, into(Into::kMain, state, w), [&](int64_t row, int64_t n, int64_t to) {
+      const int64_t at = row * width;
+      kernels_.pack_pair(state + at, input + at, n, width, w.group, a(), to);
     });
   }
 
@@ -339,8 +344,9 @@ class CpuBackend : public Backend {
   void attention(const ChunkPlan& plan, const HeadShape& shape, int64_t plane, Rows queries,
                  Rows out) override {
     const std::vector<AttentionChunk>& chunks = work_of(plan).attention;
-    const auto n_chunks = static_cast<int64_t>(chunks.size());
-    threads_.run(n_chunks * shape.n_kv_heads, [&](int64_t item, int thread) {
+    const auto items = static_cast<int64_t>(chunks.size()) * shape.n_kv_heads;
+    threads_.run(items, [&](int64_t turn, int thread) {
+      const int64_t item = items - 1 - turn;  // the last chunks of a sequence have the most keys
       AttentionTask task;
       task.chunk = &chunks[to_size(item / shape.n_kv_heads)];
       task.kv_head = item % shape.n_kv_heads;
@@ -355,7 +361,9 @@ class CpuBackend : public Backend {
     });
   }
   int64_t attention_rows(const HeadShape& shape) const override {
-    return std::max<int64_t>(1, kQueryBlock / (shape.n_q_heads / shape.n_kv_heads));
+    // Larger work items read keys less often, but many threads need many of them.
+    const int64_t vectors = threads_.count() <= 2 ? kernels_.query_vectors : kQueryBlock;
+    return std::max<int64_t>(1, vectors / (shape.n_q_heads / shape.n_kv_heads));
   }
 
   void gate_mul(Rows gate, int64_t rows, int64_t width, Rows out) override {
@@ -407,9 +415,12 @@ class CpuBackend : public Backend {
     return target;
   }
 
-  static int64_t thread_floats(const WorkspaceShape& shape) {
-    const int64_t product = kProductScratch + kRowBlock * kTilePanels * kPanel;
-    return std::max(product, attention_scratch_floats(shape.head_dim));
+  // Whole pages, so that no two threads share a line and tiles lie on lines.
+  int64_t thread_floats(const WorkspaceShape& shape) const {
+    const int64_t floats =
+        std::max(kernels_.product_floats(shape.max_inputs),
+                 attention_scratch_floats(shape.head_dim, kernels_.query_vectors));
+    return (floats + kPageFloats - 1) / kPageFloats * kPageFloats;
   }
   static int64_t head_tiles(const WorkspaceShape& shape) {
     return (shape.vocab_size + kHeadTile - 1) / kHeadTile;
@@ -421,41 +432,46 @@ class CpuBackend : public Backend {
     });
   }
 
-  // Runs the head over blocks of rows; finish(first, i) takes row first + i, the block's i-th, from
-  // the partials.
+  // Runs the head over rows; finish(first, i) takes row first + i from the i-th row's partials.
   template <typename Finish>
   void head_blocks(const float* state, const int32_t* rows, const int32_t* targets, int64_t n,
                    const Weight& head, float* logits, Finish finish) {
     const PanelWeight& w = panels_of(head);
-    const int64_t most = even_block(n);
-    for (int64_t first = 0; first < n; first += most) {
-      const int64_t block = std::min(most, n - first);
-      by_rows(block, [&](int64_t begin, int64_t count) {
-        kernels_.pack_main(state, rows + first + begin, count, w.inputs, w.group, a(), begin);
+    const auto pack = [&](int64_t row, int64_t count, int64_t to) {
+      kernels_.pack_main(state, rows + row, count, w.inputs, w.group, a(), to);
+    };
+    // Of rows that lie in A from at.in_a on, and whose partials do too.
+    const auto score_tile = [&](OwnRows at, int64_t item, int thread) {
+      HeadTile tile;
+      tile.product = product_tile(at, w, thread);
+      tile.tile = item;
+      tile.tiles = head_tiles_;
+      tile.targets = targets == nullptr ? nullptr : targets + at.first;
+      tile.target_logits = target_logits_.as<float>() + at.in_a;
+      tile.logits = logits == nullptr ? nullptr : logits + at.first * w.outputs;
+      tile.partials = partials_.as<HeadPartial>() + at.in_a * head_tiles_;
+      kernels_.head(tile);
+    };
+    if (by_own_rows(n, w)) {
+      return for_own_rows(n, w, [&](OwnRows at, int thread) {
+        pack(at.first, at.rows, at.in_a);
+        for (int64_t item = 0; item < head_tiles_; ++item) score_tile(at, item, thread);
+        for (int64_t i = 0; i < at.rows; ++i) finish(at.first - at.in_a, at.in_a + i);
       });
-      threads_.run(head_tiles_, [&](int64_t item, int thread) {
-        HeadTile tile;
-        tile.a = a();
-        tile.rows = block;
-        tile.weight = &w;
-        tile.tile = item;
-        tile.tiles = head_tiles_;
-        tile.b = scratch(thread);
-        tile.c = tile.b + kProductScratch;
-        tile.targets = targets == nullptr ? nullptr : targets + first;
-        tile.target_logits = target_logits_.as<float>();
-        tile.logits = logits == nullptr ? nullptr : logits + first * w.outputs;
-        tile.partials = partials_.as<HeadPartial>();
-        kernels_.head(tile);
-      });
-      for (int64_t i = 0; i < block; ++i) finish(first, i);
     }
+    for_shared_rows(n, [&](OwnRows block) {
+      by_rows(block.rows, [&](int64_t i, int64_t count) { pack(block.first + i, count, i); });
+      threads_.run(head_tiles_, [&](int64_t item, int thread) { score_tile(block, item, thread); });
+      by_rows(block.rows, [&](int64_t i, int64_t count) {
+        for (int64_t row = i; row < i + count; ++row) finish(block.first, row);
+      });
+    });
   }
 
   // Rows of a block, so that blocks are alike: 512 rows are twice 256, both of which fit the cache
   // better than 384 and pay for the unpacked weights better than 128.
   static int64_t even_block(int64_t rows) {
-    const int64_t blocks = std::max<int64_t>(1, (rows + kRowBlock - 1) / kRowBlock);
+    const int64_t blocks = std::max<int64_t>(1, (rows + kSharedRows - 1) / kSharedRows);
     return ((rows + blocks - 1) / blocks + 15) / 16 * 16;
   }
 
@@ -485,43 +501,96 @@ class CpuBackend : public Backend {
   }
 
   void pack_and_multiply(Rows in, int64_t rows, const PanelWeight& w, const LinearTile& target) {
-    product(rows, w, target, [&](int64_t first, int64_t begin, int64_t n) {
-      kernels_.pack(at(in, first + begin), n, w.inputs, w.group, a(), begin);
+    product(rows, w, target, [&](int64_t row, int64_t n, int64_t to) {
+      kernels_.pack(at(in, row), n, w.inputs, w.group, a(), to);
     });
   }
 
-  // Multiplies blocks of rows. pack(first, begin, n) fills rows [begin, begin + n) of A from rows
-  // first + begin on.
-  template <typename Pack>
-  void product(int64_t rows, const PanelWeight& w, const LinearTile& target, Pack pack) {
-    const int64_t panels = panels_per_item(rows, w.panels());
-    const int64_t tiles = (w.panels() + panels - 1) / panels;
+  // Rows [first, first + rows) of an operation, which lie in A from row in_a on.
+  struct OwnRows {
+    int64_t first, rows, in_a;
+  };
+
+  // Whether each thread packs rows of its own and multiplies them by all panels: one hand-over, and
+  // no line of A goes from one core to another. Else the threads share A and split the panels.
+  bool by_own_rows(int64_t rows, const PanelWeight& w) const {
+    const int64_t least = kernels_.own_rows, n = threads_.count();
+    return least != 0 && w.group != 0 && rows >= n * least && kRowBlock / n >= least;
+  }
+
+  // take(OwnRows, thread) for the rows of each thread, some at a time.
+  template <typename Take>
+  void for_own_rows(int64_t rows, const PanelWeight& w, Take take) {
+    const auto up = [](int64_t x) { return (x + 31) / 32 * 32; };
+    const int64_t n = threads_.count();
+    const int64_t share = up((rows + n - 1) / n);
+    const int64_t room = kRowBlock / n / 32 * 32;  // of a thread, in A
+    const int64_t fit = std::max<int64_t>(kernels_.own_rows, kOwnFloats / w.inputs / 32 * 32);
+    const int64_t most = std::min({room, fit, kMostOwnRows});
+    threads_.run((rows + share - 1) / share, [&](int64_t item, int thread) {
+      const int64_t begin = item * share, end = std::min(rows, begin + share);
+      const int64_t parts = (end - begin + most - 1) / most;
+      const int64_t part = up((end - begin + parts - 1) / parts);
+      for (int64_t first = begin; first < end; first += part) {
+        take(OwnRows{first, std::min(part, end - first), item * room}, thread);
+      }
+    });
+  }
+
+  // take(OwnRows) for blocks of rows, which all threads multiply.
+  template <typename Take>
+  void for_shared_rows(int64_t rows, Take take) {
     const int64_t most = even_block(rows);
     for (int64_t first = 0; first < rows; first += most) {
-      const int64_t block = std::min(most, rows - first);
-      by_rows(block, [&](int64_t begin, int64_t n) { pack(first, begin, n); });
-      threads_.run(tiles, [&](int64_t item, int thread) {
-        LinearTile tile = target;
-        tile.a = a();
-        tile.rows = block;
-        tile.weight = &w;
-        tile.b = scratch(thread);
-        tile.c = tile.b + kProductScratch;
-        if (tile.into != Into::kActivations) {
-          tile.main += first * tile.main_stride;
-        } else {
-          tile.out = {static_cast<uint8_t*>(tile.out.data) +
-                          static_cast<size_t>(first * tile.out.stride) * bytes_,
-                      tile.out.stride};
-        }
-        const int64_t end = std::min((item + 1) * panels, w.panels());
-        for (int64_t panel = item * panels; panel < end; panel += kTilePanels) {
-          tile.first_panel = panel;
-          tile.panels = std::min(kTilePanels, end - panel);
-          kernels_.linear(tile);
-        }
+      take(OwnRows{first, std::min(most, rows - first), 0});
+    }
+  }
+
+  ProductTile product_tile(OwnRows at, const PanelWeight& w, int thread) {
+    ProductTile tile;
+    tile.a = a();
+    tile.first_row = at.in_a;
+    tile.rows = at.rows;
+    tile.weight = &w;
+    tile.scratch = scratch(thread);
+    return tile;
+  }
+
+  // Panels [begin, end) for some rows.
+  void multiply_panels(const LinearTile& target, OwnRows at, const PanelWeight& w, int64_t begin,
+                       int64_t end, int thread) {
+    LinearTile tile = target;
+    static_cast<ProductTile&>(tile) = product_tile(at, w, thread);
+    if (tile.into != Into::kActivations) {
+      tile.main += at.first * tile.main_stride;
+    } else {
+      tile.out.data = static_cast<uint8_t*>(tile.out.data) +
+                      static_cast<size_t>(at.first * tile.out.stride) * bytes_;
+    }
+    for (int64_t panel = begin; panel < end; panel += tile.panels) {
+      tile.first_panel = panel;
+      tile.panels = std::min(kernels_.panels_at_once, end - panel);
+      kernels_.linear(tile);
+    }
+  }
+
+  // pack(row, n, to) fills n rows of A from its row `to` on with rows from `row` on.
+  template <typename Pack>
+  void product(int64_t rows, const PanelWeight& w, const LinearTile& target, Pack pack) {
+    if (by_own_rows(rows, w)) {
+      return for_own_rows(rows, w, [&](OwnRows at, int thread) {
+        pack(at.first, at.rows, at.in_a);
+        multiply_panels(target, at, w, 0, w.panels(), thread);
       });
     }
+    const int64_t panels = panels_per_item(rows, w.panels());
+    for_shared_rows(rows, [&](OwnRows block) {
+      by_rows(block.rows, [&](int64_t i, int64_t n) { pack(block.first + i, n, i); });
+      threads_.run((w.panels() + panels - 1) / panels, [&](int64_t item, int thread) {
+        const int64_t begin = item * panels;
+        multiply_panels(target, block, w, begin, std::min(begin + panels, w.panels()), thread);
+      });
+    });
   }
 
   // With few rows the product is a read of the weight: long even runs, which a processor prefetches
@@ -533,9 +602,9 @@ class CpuBackend : public Backend {
       const int64_t pairs = (panels + 2 * items - 1) / (2 * items);
       return 2 * pairs;
     }
-    int64_t per_tile = kTilePanels;
+    int64_t per_tile = kernels_.panels_at_once;
     while (per_tile > 2 && panels / per_tile < 8 * threads_.count()) per_tile /= 2;
-    return threads_.count() == 1 ? kTilePanels : per_tile;
+    return threads_.count() == 1 ? kernels_.panels_at_once : per_tile;
   }
 
   // max + log sum of exp(logit - max) of a row: tiles folded in order, in double.

@@ -47,10 +47,12 @@ namespace tinyloop::cpu {
 
 inline constexpr int64_t kPanel = 16;        // output columns of a weight panel
 inline constexpr int64_t kDepthBlock = 256;  // inputs of one sum block; also the row stride of A
-inline constexpr int64_t kRowBlock = 384;  // rows of A at a time: A, B and C of a block fit the L2
-inline constexpr int64_t kTilePanels = 4;  // panels of C at a time
-inline constexpr int64_t kHeadTile = 512;  // vocabulary columns of one partial log-sum-exp
-inline constexpr int64_t kQueryBlock = 128;  // query vectors of one attention work item
+inline constexpr int64_t kRowBlock = 512;    // rows that A has room for
+// Rows that the threads multiply together, at most: A, B and C of them fit the L2.
+inline constexpr int64_t kSharedRows = 384;
+inline constexpr int64_t kTilePanels = 4;    // panels of C at a time
+inline constexpr int64_t kHeadTile = 512;    // vocabulary columns of one partial log-sum-exp
+inline constexpr int64_t kQueryBlock = 128;  // query vectors of an attention work item, as a rule
 inline constexpr int64_t kMaxHeadDim = 256;
 // Groups of coded weights have 32, 64 or 128 inputs, so that a sum block holds whole ones.
 inline constexpr int64_t kBlockGroups = kDepthBlock / 32;
@@ -97,17 +99,21 @@ struct Activations {
 // Where a product goes.
 enum class Into { kActivations, kAddToMain, kMain };
 
-struct LinearTile {
+// Some panels of C for some rows of A.
+struct ProductTile {
   const float* a = nullptr;  // blocks [inputs / kDepthBlock][kRowBlock][kDepthBlock], group sums
+  int64_t first_row = 0;     // of A; a multiple of 32
   int64_t rows = 0;
   const PanelWeight* weight = nullptr;
   int64_t first_panel = 0;
-  int64_t panels = 0;  // at most kTilePanels
-  float* b = nullptr;  // scratch [kProductScratch]
-  float* c = nullptr;  // scratch [kRowBlock][kTilePanels * kPanel]
+  int64_t panels = 0;        // at most Kernels::panels_at_once
+  float* scratch = nullptr;  // [Kernels::product_floats()]
+};
+
+struct LinearTile : ProductTile {
   Into into = Into::kActivations;
-  Activations out;        // kActivations
-  float* main = nullptr;  // kAddToMain, kMain: [rows, main_stride]
+  Activations out;        // kActivations; that of the tile's first row
+  float* main = nullptr;  // kAddToMain, kMain: [rows, main_stride], likewise
   int64_t main_stride = 0;
 };
 
@@ -120,13 +126,9 @@ struct HeadPartial {
 };
 
 struct HeadTile {
-  const float* a = nullptr;
-  int64_t rows = 0;
-  const PanelWeight* weight = nullptr;
+  ProductTile product;  // of all columns; a tile takes its panels
   int64_t tile = 0;
   int64_t tiles = 0;
-  float* b = nullptr;
-  float* c = nullptr;
   const int32_t* targets = nullptr;  // [rows], or null
   float* target_logits = nullptr;    // [rows]; written by the tile that holds the target
   float* logits = nullptr;           // [rows][outputs], or null
@@ -145,8 +147,8 @@ struct AttentionTask {
   float* scratch = nullptr;  // attention_scratch_floats()
 };
 
-// Floats of scratch that one thread's attention needs.
-int64_t attention_scratch_floats(int64_t head_dim);
+// Floats of scratch that one thread's attention needs for work items of so many query vectors.
+int64_t attention_scratch_floats(int64_t head_dim, int64_t query_vectors);
 
 // Rows [first, first + rows) of a run: a thread's part of it.
 struct RunPart {
@@ -163,6 +165,13 @@ constexpr int64_t a_floats(int64_t inputs) {
 // operation computes is said in backend.h.
 struct Kernels {
   const char* name;
+  int64_t panels_at_once;  // that a product takes
+  // Rows from which on a thread packs them by itself, in a part of A, and multiplies them by all
+  // panels of a coded weight; 0: never.
+  int64_t own_rows;
+  int64_t query_vectors;  // of one attention work item, at most; a multiple of 32
+  // Scratch that products of at most so many inputs need, in floats.
+  int64_t (*product_floats)(int64_t inputs);
   // A block of rows for a product into `a`, starting at its row `at`: converted; rows `indices` of
   // a state; a state's norm; two states side by side. States are rounded to the activations' type.
   // group: that of the weight, 0 if it has none.

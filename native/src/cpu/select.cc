@@ -80,9 +80,9 @@ const Kernels& of_mode(NumericMode mode, const Kernels& half, const Kernels& ful
 
 }  // namespace
 
-int64_t attention_scratch_floats(int64_t head_dim) {
+int64_t attention_scratch_floats(int64_t head_dim, int64_t query_vectors) {
   const int64_t width = (head_dim + kPanel - 1) / kPanel * kPanel;
-  return kQueryBlock * (2 * kMaxHeadDim + kKeyTile + width + 2) +
+  return query_vectors * (2 * kMaxHeadDim + kKeyTile + width + 2) +
          kKeyTile * (kMaxHeadDim + 2 * width);
 }
 
