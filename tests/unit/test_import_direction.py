@@ -18,6 +18,7 @@ RAY_FILES = {
     "cluster/pool.py",
     "cluster/supervisor.py",
     "cluster/session.py",
+    "cluster/ray_metrics.py",
     "cluster/cli.py",
 }
 # Training and the reference are tools of development; the converter reads foreign weights.
