@@ -161,8 +161,8 @@ def open_pool(chosen: ChosenModel, request: PoolRequest) -> Iterator[Backend]:
     # Said at once: what follows takes seconds.
     print(f"connecting to Ray at {address}" if address else "starting the pool", file=sys.stderr, flush=True)
     # Imported here: Ray takes seconds to load, and settings are checked before.
+    from .fleet import PoolError
     from .pool import ReplicaPool
-    from .supervisor import PoolError
 
     try:
         pool = ReplicaPool.start(config)

@@ -11,7 +11,7 @@ import ray
 from simulated import RULES, SimulatedReplica, shared_prefix_items
 from tinyloop.cluster.costs import PlacementRules
 from tinyloop.cluster.items import Items
-from tinyloop.cluster.router import Router, check_hello
+from tinyloop.cluster.router import TAKEN, UNKNOWN, Router, check_hello
 from tinyloop.cluster.segments import cut_window
 from tinyloop.cluster.wire import Delivery, decode_deliveries, encode_window
 from tinyloop.workers.messages import decode_command, encode_ack, encode_inventory
@@ -79,11 +79,11 @@ async def attached(rules: PlacementRules, *actors: Actor) -> tuple[Router, str]:
     router = Router(rules)
     for slot, actor in enumerate(actors):
         await router.attach(slot, 1, [actor], encode_status(READY))
-    return router, check_hello(await router.hello())[0]
+    return router, check_hello(await router.hello("me", "a test", 0.0))[0]
 
 
-async def submit(router: Router, incarnation: str, items: Items = ITEMS) -> bool:
-    head = cut_window(items, RULES, client="me", window=0)
+async def submit(router: Router, incarnation: str, items: Items = ITEMS, window: int = 0) -> str:
+    head = cut_window(items, RULES, client="me", window=window)
     return await router.submit(incarnation, encode_window(head), ["tokens"])
 
 
@@ -97,7 +97,7 @@ def test_two_commands_are_ahead_and_deliveries_are_kept_until_acknowledged(kille
     async def scenario() -> None:
         actor = Actor()
         router, name = await attached(PlacementRules(chunk_rows=100, chunk_items=4), actor)
-        assert await submit(router, name)
+        assert await submit(router, name) == TAKEN
         assert len(actor.sent) == 2
         actor.answer()
         first = await collect(router, name, after=0)
@@ -142,7 +142,7 @@ def test_a_death_moves_its_work_to_the_other_replica(killed: list[Actor]) -> Non
 def test_a_late_replica_is_given_up_only_if_it_does_not_answer(
     killed: list[Actor], monkeypatch: pytest.MonkeyPatch, answers: bool
 ) -> None:
-    monkeypatch.setattr("tinyloop.cluster.router.PROBE_S", 0.05)
+    monkeypatch.setattr("tinyloop.cluster.dispatch.PROBE_S", 0.05)
     monkeypatch.setattr("tinyloop.cluster.router.HEARTBEAT_S", 0.01)
 
     async def scenario() -> None:
@@ -150,7 +150,7 @@ def test_a_late_replica_is_given_up_only_if_it_does_not_answer(
         actor.answers_health = answers
         router, name = await attached(PlacementRules(first_ack_s=0.02, answering_factor=1000.0), actor)
         await submit(router, name)
-        while not killed and not router._placement.replicas[0].spared:
+        while not killed and not router._dispatch.placement.replicas[0].spared:
             await asyncio.sleep(0.01)
         assert killed == ([] if answers else [actor])
 
@@ -160,7 +160,7 @@ def test_a_late_replica_is_given_up_only_if_it_does_not_answer(
 def test_a_client_of_an_earlier_incarnation_is_told_so(killed: list[Actor]) -> None:
     async def scenario() -> None:
         router, _ = await attached(PlacementRules(), Actor())
-        assert not await submit(router, "an earlier one")
+        assert await submit(router, "an earlier one") == UNKNOWN
         assert await router.collect("an earlier one", "me", 0, 5.0) is None
 
     run(scenario())
@@ -198,7 +198,7 @@ def test_a_defect_in_the_router_reaches_the_client_as_an_error(
         actor = Actor()
         router, name = await attached(PlacementRules(), actor)
         await submit(router, name)
-        monkeypatch.setattr(router._placement, "acknowledge", lambda *_: {}["defect"])
+        monkeypatch.setattr(router._dispatch.placement, "acknowledge", lambda *_: {}["defect"])
         actor.answer()
         with pytest.raises(RuntimeError, match="router failed: KeyError: 'defect'"):
             await router.collect(name, "me", 0, 5.0)

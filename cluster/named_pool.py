@@ -1,0 +1,136 @@
+"""A pool that outlives who started it: its router owns the replicas, any processes are its clients."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+import msgpack
+import ray
+
+from ..workers.status import decode_status
+from . import registry
+from .config import PoolConfig
+from .fleet import PoolError
+from .homes import REPLY_S, in_flight_of
+from .router import ROUTER_OPTIONS, Router
+from .session import cluster_cpus
+from .spec import PoolSpec, differences
+
+BEAT_S = 2.0
+LEASE_S = 15.0
+UP_POLL_S = 0.1
+
+
+class NamedHome:
+    """A pool that outlives this process. Its router owns the replicas; this is one of its clients."""
+
+    lease_s = LEASE_S
+
+    def __init__(self, name: str, client: str) -> None:
+        """Raises PoolError if there is no such pool or it cannot serve."""
+        self.name = name
+        self.router = registry.find_router(name)
+        spec = registry.read_spec(name)
+        if spec is None:
+            raise PoolError(f"pool {name!r} is being taken down")
+        self.build_overhead_rows = spec.config.build_overhead_rows
+        self.config, self.wanted = spec.config, spec.replicas
+        call = self.router.facts.remote(spec.config.start_timeout_s)
+        try:
+            answer = ray.get(call, timeout=spec.config.start_timeout_s + REPLY_S)
+        except (ray.exceptions.RayError, TimeoutError) as error:
+            reason = getattr(error, "cause", None) or error
+            raise PoolError(f"pool {name!r} cannot be used: {reason}") from error
+        facts = decode_status(answer).facts
+        assert facts is not None
+        self.facts = facts
+        self._client = client
+        self._left = threading.Event()
+        threading.Thread(target=self._beat, name="pool-heartbeat", daemon=True).start()
+
+    def settle(self) -> None:
+        pass
+
+    def trouble(self) -> str:
+        return ""
+
+    def scale(self, num_replicas: int) -> None:
+        try:
+            ray.get(self.router.scale.remote(num_replicas), timeout=REPLY_S)
+        except (ray.exceptions.RayError, TimeoutError) as error:
+            raise PoolError(f"pool {self.name!r} was not scaled: {error}") from error
+        self.wanted = num_replicas
+
+    def view(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        return named_view(body)
+
+    def close(self, client: str) -> None:
+        """Leave the pool; it goes on without this client."""
+        self._left.set()
+        with suppress(ray.exceptions.RayError, TimeoutError):
+            ray.get(self.router.leave.remote(client), timeout=REPLY_S)
+
+    def _beat(self) -> None:
+        """A client that computes something else for long is alive all the same."""
+        while not self._left.wait(BEAT_S) and ray.is_initialized():
+            with suppress(ray.exceptions.RayError):
+                self.router.beat.remote(self._client)
+
+
+def named_view(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Slots of a named pool, from its router's status."""
+    views = [
+        view | {"verdict": "busy"}
+        if view["verdict"] == "ready" and in_flight_of(body, view["slot"])
+        else view
+        for view in body["slots"]
+    ]
+    return {"slots": views, "deaths": body["deaths"], "wanted": body["wanted"]}
+
+
+def raise_pool(config: PoolConfig, name: str) -> bool:
+    """Start a named pool and wait until every replica is ready. False if the same one is up already.
+
+    Raises PoolError if a pool of that name has another configuration, naming what differs, or if a replica
+    cannot load; nothing is left running then.
+    """
+    spec = PoolSpec.of(config, cluster_cpus())
+    fresh = registry.claim(name, spec)
+    if not fresh:
+        running = registry.read_spec(name)
+        if running is not None and (found := differences(running.config, config)):
+            raise PoolError(
+                f"pool {name!r} is up with another configuration: {'; '.join(found)}: take it down first "
+                f"(tinyloop down {name}), or use another name"
+            )
+    options = {**ROUTER_OPTIONS, **registry.detached(name, registry.ROUTER), "get_if_exists": True}
+    router = ray.remote(Router).options(**options).remote(config.placement_rules(), name)
+    try:
+        _wait_until_up(router, name, config.start_timeout_s)
+    except BaseException:
+        if fresh:
+            registry.reap(name)
+        raise
+    return fresh
+
+
+def _wait_until_up(router: Any, name: str, timeout_s: float) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        try:
+            body = msgpack.unpackb(ray.get(router.status.remote(), timeout=REPLY_S))
+        except (ray.exceptions.RayError, TimeoutError) as error:
+            raise PoolError(f"the router of pool {name!r} cannot be used: {error}") from error
+        slots = body["slots"]
+        if slots and all(slot["state"] == "up" for slot in slots):
+            return
+        failed = next((slot for slot in slots if slot["verdict"].startswith("failed")), None)
+        if failed is not None or time.monotonic() > deadline_s:
+            states = ", ".join(f"{slot['slot']} {slot['verdict']}" for slot in slots)
+            reason = failed["trouble"] if failed is not None else f"not all were ready in {timeout_s} s"
+            raise PoolError(f"pool {name!r} did not come up: {reason} (replicas: {states})")
+        time.sleep(UP_POLL_S)
