@@ -64,7 +64,7 @@ class OwnHome:
     lease_s = 0.0
 
     def __init__(self, config: PoolConfig) -> None:
-        spec = PoolSpec.of(config, cluster_cpus())
+        spec = self._spec = PoolSpec.of(config, cluster_cpus())
         settings = spec.settings()
         fleet = Fleet(spec.replicas, config.crash_limit, settings)
         self._config = config
@@ -103,7 +103,8 @@ class OwnHome:
         return self._supervisor.trouble()
 
     def scale(self, num_replicas: int) -> None:
-        self._supervisor.scale(num_replicas)
+        self._spec = self._spec.resized(num_replicas)
+        self._supervisor.scale(num_replicas, self._spec.settings(), self._spec.actor_options())
 
     def view(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
         fleet = self._supervisor.fleet

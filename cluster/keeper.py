@@ -44,7 +44,8 @@ class Keeper:
         """Have so many replicas from now on, also after a restart of the router."""
         self._spec = self._spec.resized(num_replicas)
         await asyncio.to_thread(registry.write_spec, self._name, self._spec)
-        await asyncio.to_thread(self._supervisor.scale, num_replicas)
+        settings, options = self._spec.settings(), self._spec.actor_options()
+        await asyncio.to_thread(self._supervisor.scale, num_replicas, settings, options)
 
     def ready_status(self) -> bytes:
         """What a replica that is up says of itself; empty while none is."""

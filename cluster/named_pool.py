@@ -25,6 +25,10 @@ LEASE_S = 15.0
 UP_POLL_S = 0.1
 
 
+class PoolDiffers(PoolError):
+    """A pool of that name is up with another configuration."""
+
+
 class NamedHome:
     """A pool that outlives this process. Its router owns the replicas; this is one of its clients."""
 
@@ -59,10 +63,7 @@ class NamedHome:
         return ""
 
     def scale(self, num_replicas: int) -> None:
-        try:
-            ray.get(self.router.scale.remote(num_replicas), timeout=REPLY_S)
-        except (ray.exceptions.RayError, TimeoutError) as error:
-            raise PoolError(f"pool {self.name!r} was not scaled: {error}") from error
+        _reply(self.router.scale.remote(num_replicas), self.name)
         self.wanted = num_replicas
 
     def view(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -95,15 +96,15 @@ def named_view(body: Mapping[str, Any]) -> dict[str, Any]:
 def raise_pool(config: PoolConfig, name: str) -> bool:
     """Start a named pool and wait until every replica is ready. False if the same one is up already.
 
-    Raises PoolError if a pool of that name has another configuration, naming what differs, or if a replica
-    cannot load; nothing is left running then.
+    Raises PoolDiffers if a pool of that name has another configuration, naming what differs; PoolError if a
+    replica cannot load; nothing is left running then.
     """
     spec = PoolSpec.of(config, cluster_cpus())
     fresh = registry.claim(name, spec)
     if not fresh:
         running = registry.read_spec(name)
         if running is not None and (found := differences(running.config, config)):
-            raise PoolError(
+            raise PoolDiffers(
                 f"pool {name!r} is up with another configuration: {'; '.join(found)}: take it down first "
                 f"(tinyloop down {name}), or use another name"
             )
@@ -118,14 +119,39 @@ def raise_pool(config: PoolConfig, name: str) -> bool:
     return fresh
 
 
+def ask_status(name: str) -> dict[str, Any]:
+    """The status of a pool by name, from its router. Raises NoSuchPool, PoolError."""
+    return _status_of(registry.find_router(name), name)
+
+
+def ask_scale(name: str, num_replicas: int) -> PoolConfig:
+    """Tell a pool how many replicas to have from now on. Returns its configuration. Raises PoolError."""
+    router, spec = registry.find_router(name), registry.read_spec(name)
+    if spec is None:
+        raise PoolError(f"pool {name!r} is being taken down")
+    _reply(router.scale.remote(num_replicas), name)
+    return spec.config
+
+
+def _status_of(router: Any, name: str) -> dict[str, Any]:
+    body: dict[str, Any] = msgpack.unpackb(_reply(router.status.remote(), name))
+    return {**body, **named_view(body)}
+
+
+def _reply(call: Any, name: str) -> Any:
+    try:
+        return ray.get(call, timeout=REPLY_S)
+    except (ray.exceptions.RayError, TimeoutError) as error:
+        raise PoolError(
+            f"the router of pool {name!r} does not answer: {str(error).splitlines()[0]}: try again, since a "
+            f"dead one comes back in seconds, or take the pool down: tinyloop down {name}"
+        ) from error
+
+
 def _wait_until_up(router: Any, name: str, timeout_s: float) -> None:
     deadline_s = time.monotonic() + timeout_s
     while True:
-        try:
-            body = msgpack.unpackb(ray.get(router.status.remote(), timeout=REPLY_S))
-        except (ray.exceptions.RayError, TimeoutError) as error:
-            raise PoolError(f"the router of pool {name!r} cannot be used: {error}") from error
-        slots = body["slots"]
+        slots = _status_of(router, name)["slots"]
         if slots and all(slot["state"] == "up" for slot in slots):
             return
         failed = next((slot for slot in slots if slot["verdict"].startswith("failed")), None)

@@ -23,6 +23,10 @@ REAP_S = 30.0
 ANSWER_S = 1.0
 
 
+class NoSuchPool(PoolError):
+    """No pool of that name is up on this cluster."""
+
+
 def namespace_of(name: str) -> str:
     """Where the actors of a pool are named."""
     return f"tinyloop-{name}"
@@ -76,13 +80,18 @@ def generations(name: str) -> dict[int, int]:
 
 
 def find_router(name: str) -> Any:
-    """The router of a pool. Raises PoolError, with the pools there are, if it has none."""
+    """The router of a pool. Raises NoSuchPool, with the pools there are, or PoolError if it has no router."""
     try:
         return ray.get_actor(ROUTER, namespace=namespace_of(name))
     except ValueError:
+        if read_spec(name) is not None:
+            raise PoolError(
+                f"pool {name!r} has no router any more: `tinyloop up` with its configuration starts one that "
+                f"takes its replicas over, `tinyloop down {name}` ends them"
+            ) from None
         others = ", ".join(pool_names())
         there = f"there are: {others}" if others else "there is none"
-        raise PoolError(
+        raise NoSuchPool(
             f"there is no pool {name!r} on this cluster ({there}): "
             f"start it with: tinyloop up CONFIG --name {name}"
         ) from None
@@ -117,8 +126,10 @@ def end(actor: Any) -> None:
 def reap(name: str) -> int:
     """End every actor of a pool by name, its router first, and forget it. Returns how many there were.
 
-    Raises PoolError if some do not go.
+    Raises NoSuchPool if there is nothing of it, PoolError if some do not go.
     """
+    if not _names_in(name) and read_spec(name) is None:
+        find_router(name)
     processes: list[tuple[int, str]] = []
     ended = 0
     deadline_s = time.monotonic() + REAP_S

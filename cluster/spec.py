@@ -59,8 +59,13 @@ class PoolSpec:
         return options
 
     def resized(self, replicas: int) -> PoolSpec:
-        """The same with another number of replicas, which do not wait for cores that are taken."""
-        return replace(self, replicas=replicas, num_cpus=self.num_cpus if replicas <= self.replicas else 0)
+        """The same with another number of replicas. Those that are started share the cores anew, but set none
+        aside: those that run already hold theirs.
+        """
+        shared = max(self.threads * self.replicas // replicas, 1)
+        threads = self.config.threads or (shared if replicas > self.replicas else self.threads)
+        num_cpus = self.num_cpus if replicas <= self.replicas else 0
+        return replace(self, replicas=replicas, threads=threads, num_cpus=num_cpus)
 
 
 def encode_spec(spec: PoolSpec) -> bytes:

@@ -111,9 +111,13 @@ class Supervisor:
         self._thread = threading.Thread(target=self._watch, name="pool-supervisor", daemon=True)
         self._thread.start()
 
-    def scale(self, num_replicas: int) -> None:
-        """Have so many replicas from now on; returns at once. Those that leave finish what they have."""
+    def scale(self, num_replicas: int, settings: ReplicaSettings, options: Mapping[str, Any]) -> None:
+        """Have so many replicas from now on; returns at once. Those that leave finish what they have.
+
+        settings, options: of the replicas that are started from now on.
+        """
         with self._lock:
+            self._settings, self._options = settings, dict(options)
             removed = self.fleet.resize(num_replicas, time.monotonic() + DRAIN_S)
         for slot in removed:
             if slot.actor is not None:

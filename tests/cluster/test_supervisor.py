@@ -11,6 +11,8 @@ from tinyloop.cluster.fleet import Fleet, Slot
 from tinyloop.cluster.supervisor import Supervisor
 from tinyloop.workers.model import ReplicaSettings
 
+SETTINGS = ReplicaSettings("model", "m:f", 1, 0, {})
+
 
 class FakeRouter:
     """Counts what it is told; says that a slot is empty when the test does."""
@@ -52,8 +54,7 @@ def killed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 @pytest.fixture
 def supervisor(killed: list[Any]) -> Supervisor:
-    settings = ReplicaSettings("model", "m:f", 1, 0, {})
-    made = Supervisor(settings, {}, Fleet(2, 4, settings))
+    made = Supervisor(SETTINGS, {}, Fleet(2, 4, SETTINGS))
     made.limit(10.0, allow_mixed=False)
     made._router = FakeRouter()
     for slot in made.slots:
@@ -78,7 +79,7 @@ def test_a_leaving_replica_is_ended_when_it_has_nothing_left(
     router = supervisor._router
     assert isinstance(router, FakeRouter)
     leaving = supervisor.slots[1]
-    supervisor.scale(1)
+    supervisor.scale(1, SETTINGS, {})
     supervisor._turn()
     assert (leaving.state, killed) == ("draining", [])
     router.empty = True
@@ -90,7 +91,7 @@ def test_a_leaving_replica_is_ended_when_it_has_nothing_left(
 def test_a_replica_that_does_not_finish_is_ended_at_its_deadline(
     supervisor: Supervisor, killed: list[Any]
 ) -> None:
-    supervisor.scale(1)
+    supervisor.scale(1, SETTINGS, {})
     leaving = supervisor.slots[1]
     leaving.drain_until_s = time.monotonic() - 1.0
     supervisor._turn()
@@ -103,6 +104,6 @@ def test_a_replica_that_does_not_finish_is_ended_at_its_deadline(
 def test_one_that_still_loads_is_ended_at_once(supervisor: Supervisor, killed: list[Any]) -> None:
     supervisor.slots[1].state = "starting"
     loading = supervisor.slots[1].actor
-    supervisor.scale(1)
+    supervisor.scale(1, SETTINGS, {})
     assert killed == [loading]
     assert len(supervisor.slots) == 1
