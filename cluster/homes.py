@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ..workers.status import ModelFacts, Status
 from .config import PoolConfig
@@ -70,7 +71,7 @@ class OwnHome:
         self._config = config
         self._process = (0, "")
         self._supervisor = Supervisor(settings, spec.actor_options(), fleet)
-        self.router = ray.remote(Router).options(**ROUTER_OPTIONS).remote(config.placement_rules())
+        self.router = ray.remote(Router).options(**router_options()).remote(config.placement_rules())
         self.build_overhead_rows = config.build_overhead_rows
 
     def start(self) -> None:
@@ -143,6 +144,12 @@ class OwnHome:
 
     def _attaching(self, slot: Slot) -> Any:
         return self.router.attach.remote(slot.index, slot.generation, [slot.actor], slot.status_bytes)
+
+
+def router_options() -> dict[str, Any]:
+    """Where a router runs: beside who starts it if it can, so that another node's loss never takes it."""
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+    return {**ROUTER_OPTIONS, "scheduling_strategy": here}
 
 
 def in_flight_of(body: Mapping[str, Any], slot: int) -> int:

@@ -15,8 +15,8 @@ from ..workers.status import decode_status
 from . import registry
 from .config import PoolConfig
 from .fleet import PoolError
-from .homes import REPLY_S, in_flight_of
-from .router import ROUTER_OPTIONS, Router
+from .homes import REPLY_S, in_flight_of, router_options
+from .router import Router
 from .session import cluster_cpus
 from .spec import PoolSpec, differences
 
@@ -108,7 +108,7 @@ def raise_pool(config: PoolConfig, name: str) -> bool:
                 f"pool {name!r} is up with another configuration: {'; '.join(found)}: take it down first "
                 f"(tinyloop down {name}), or use another name"
             )
-    options = {**ROUTER_OPTIONS, **registry.detached(name, registry.ROUTER), "get_if_exists": True}
+    options = {**router_options(), **registry.detached(name, registry.ROUTER), "get_if_exists": True}
     router = ray.remote(Router).options(**options).remote(config.placement_rules(), name)
     try:
         _wait_until_up(router, name, config.start_timeout_s)

@@ -1,7 +1,8 @@
 """Many kills: python -m tests.chaos.long --replica 700 --router 200 --driver 100 --folder DIR
 
-Rounds of one job each on one named pool; every round's output is held against an undisturbed run. What is done is
-noted in DIR/totals.json after every round: the same command goes on where it was stopped, and --seconds splits it.
+Rounds of one job each on one named pool; every round's output is held against an undisturbed run. What is
+done is noted in DIR/totals.json after every round: the same command goes on where it was stopped, and --seconds
+splits it.
 """
 
 from __future__ import annotations
@@ -69,7 +70,8 @@ class Totals:
         per_kill = self.seconds / kills if kills else 0.0
         return (
             f"{kills} kills ({done}) in {self.rounds} jobs with {self.rows:,} rows compared, "
-            f"{self.seconds:,.0f} s, {per_kill:.2f} s a kill; jobs that failed or differed: {len(self.failures)}"
+            f"{self.seconds:,.0f} s, {per_kill:.2f} s a kill; jobs that failed or differed: "
+            f"{len(self.failures)}"
         )
 
 

@@ -1,4 +1,4 @@
-"""Jobs under fire: one job on a named pool while its replicas, router and driver are killed at random moments,
+"""Jobs under fire: one job on a named pool while replicas, router and driver are killed at random moments,
 then held against an undisturbed run, byte by byte.
 """
 
@@ -54,7 +54,7 @@ class Fire:
         self.rows.write_bytes(b"".join(make_rows(self.num_rows, seed=self.seed)))
 
     def run(self) -> None:
-        """Run the job to its end under the plan. Raises AssertionError if it does not end or ends otherwise."""
+        """Run the job to its end under the plan. Raises AssertionError if it does not end, or differs."""
         undisturbed(self.rows, self.folder / "undisturbed")
         deadline_s = time.monotonic() + ROUND_S
         self.start_driver()

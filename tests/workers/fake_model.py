@@ -6,7 +6,8 @@ The model file is JSON: {"vocab": 1000, "bytes_per_token": 100, "memory_bytes": 
 "nan_on": id, "oom_on": id, "break_on": id, "stop_on": id, "marker": path, "fail_load": text, "numerics":
 "fake"}.
 exit_on ends the process; stop_on freezes it, once for each marker file. disturb: a folder; a file in it named
-exception-N, oom-N or hang-N is taken away by one call, and happens to it.
+exception-N, oom-N or hang-N is taken away by one call, and happens to it. log: a file in which every call notes its
+process and when it began, in seconds of the monotonic clock.
 """
 
 from __future__ import annotations
@@ -159,6 +160,9 @@ class FakeModel:
     def _enter(self, token_ids: NDArray[np.int32]) -> None:
         assert threading.get_ident() == self._owner, "a model is used by the thread that made it"
         assert not self.closed
+        if "log" in self.config:
+            with open(self.config["log"], "a") as log:
+                log.write(f"{os.getpid()} {time.monotonic()}\n")
         if "disturb" in self.config:
             _happen(Path(self.config["disturb"]))
         ids = set(token_ids.tolist())
