@@ -13,7 +13,7 @@ from typing import Any
 import ray
 from ray._private import worker as ray_worker
 
-from .supervisor import PoolError
+from .fleet import PoolError
 
 CONNECT_S = 5.0
 JOIN_S = 30.0
@@ -46,6 +46,26 @@ def connect(address: str | None) -> bool:
         return False
     _start_session()
     return True
+
+
+def join(address: str | None) -> None:
+    """Make sure that Ray runs, in a cluster that this process does not end: a named pool lives on there.
+
+    address: a cluster, or None for RAY_ADDRESS, or else the one of this machine. Raises PoolError.
+    """
+    if ray.is_initialized():
+        return
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)
+    _silence()
+    target = address or os.environ.get("RAY_ADDRESS")
+    if target == "local":
+        raise PoolError(
+            "RAY_ADDRESS is 'local', a session that ends with this process, and a named pool needs a cluster "
+            "that stays: start one with `ray start --head` and unset RAY_ADDRESS"
+        )
+    source = "ray_address" if address else "RAY_ADDRESS" if target else "this machine's cluster"
+    _join(target or "auto", source)
 
 
 def _join(address: str, source: str) -> None:
