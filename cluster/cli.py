@@ -18,6 +18,7 @@ import typer
 from . import options
 from .encoding import POLICIES
 from .errors import EXIT_CODE_MEANINGS, EXIT_CODE_NOTE, ExitCode, JobError, UsageError
+from .operations_cli import add_commands as add_operations
 from .pool_cli import add_commands
 from .rolling import RollingPolicy
 from .settings import ErrorBudget, PoolRequest, ScoreSettings, parse_window
@@ -35,6 +36,7 @@ app = typer.Typer(
 )
 
 add_commands(app)
+add_operations(app)
 
 SCORE_EPILOG = "\n\n".join(
     [

@@ -42,7 +42,7 @@ def up(
     from .config_file import read_config
 
     settings = read_config(config)
-    with _on_ray(address or settings.ray_address, name):
+    with on_ray(address or settings.ray_address, name):
         from .named_pool import ask_status, raise_pool
         from .pool_view import pool_line
 
@@ -58,7 +58,7 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a pool.")] = False,
 ) -> None:
     """Say what a pool's replicas and clients do, or which pools there are."""
-    with _on_ray(address, name or DEFAULT_NAME):
+    with on_ray(address, name or DEFAULT_NAME):
         from .named_pool import ask_status
         from .pool_view import pool_line, pool_lines
         from .registry import pool_names
@@ -82,7 +82,7 @@ def scale(
     address: Address = None,
 ) -> None:
     """Give a running pool more or fewer replicas; those that leave finish what they have begun."""
-    with _on_ray(address, name):
+    with on_ray(address, name):
         from .named_pool import ask_scale, ask_status
         from .pool_view import pool_line
 
@@ -94,7 +94,7 @@ def scale(
 
 def down(name: Name = DEFAULT_NAME, address: Address = None) -> None:
     """End a pool and every process of it, also one whose router is dead."""
-    with _on_ray(address, name):
+    with on_ray(address, name):
         from .registry import reap
 
         typer.echo(f"pool {name} is down: {reap(name)} processes ended")
@@ -116,7 +116,7 @@ def _wait_for(name: str, replicas: int, config: PoolConfig) -> None:
 
 
 @contextmanager
-def _on_ray(address: str | None, name: str) -> Iterator[Any]:
+def on_ray(address: str | None, name: str) -> Iterator[Any]:
     """Join the cluster; what fails in there ends the command with the right exit code."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     from .fleet import PoolError

@@ -22,6 +22,7 @@ RAY_FILES = {
     "cluster/client.py",
     "cluster/pool.py",
     "cluster/session.py",
+    "cluster/doctor/child.py",
     "cluster/ray_metrics.py",
     "cluster/cli.py",
 }
