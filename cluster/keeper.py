@@ -30,14 +30,14 @@ class Keeper:
             raise PoolError(f"pool {name!r} has no spec: it was taken down")
         self._spec = spec
         settings = spec.settings()
-        fleet = Fleet(spec.replicas, spec.config.crash_limit, settings, registry.generations(name))
+        fleet = Fleet(spec.replicas, spec.config["crash_limit"], settings, registry.generations(name))
         self._supervisor = Supervisor(settings, spec.actor_options(), fleet, partial(registry.naming, name))
         self._router = _InsideLink(dispatch, loop)
 
     def start(self) -> None:
         """Own the replicas that there are, start those that are missing, watch over all."""
         config = self._spec.config
-        self._supervisor.limit(config.start_timeout_s, allow_mixed=config.allow_mixed)
+        self._supervisor.limit(config["start_timeout_s"], allow_mixed=config["allow_mixed"])
         self._supervisor.watch(self._router, begin=self._adopt)
 
     async def scale(self, num_replicas: int) -> None:

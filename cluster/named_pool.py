@@ -41,11 +41,11 @@ class NamedHome:
         spec = registry.read_spec(name)
         if spec is None:
             raise PoolError(f"pool {name!r} is being taken down")
-        self.build_overhead_rows = spec.config.build_overhead_rows
-        self.config, self.wanted = spec.config, spec.replicas
-        call = self.router.facts.remote(spec.config.start_timeout_s)
+        self.build_overhead_rows = int(spec.config["build_overhead_rows"])
+        self.wanted, timeout_s = spec.replicas, float(spec.config["start_timeout_s"])
+        call = self.router.facts.remote(timeout_s)
         try:
-            answer = ray.get(call, timeout=spec.config.start_timeout_s + REPLY_S)
+            answer = ray.get(call, timeout=timeout_s + REPLY_S)
         except (ray.exceptions.RayError, TimeoutError) as error:
             reason = getattr(error, "cause", None) or error
             raise PoolError(f"pool {name!r} cannot be used: {reason}") from error
@@ -103,7 +103,7 @@ def raise_pool(config: PoolConfig, name: str) -> bool:
     fresh = registry.claim(name, spec)
     if not fresh:
         running = registry.read_spec(name)
-        if running is not None and (found := differences(running.config, config)):
+        if running is not None and (found := differences(running.config, spec.config)):
             raise PoolDiffers(
                 f"pool {name!r} is up with another configuration: {'; '.join(found)}: take it down first "
                 f"(tinyloop down {name}), or use another name"
@@ -124,13 +124,16 @@ def ask_status(name: str) -> dict[str, Any]:
     return _status_of(registry.find_router(name), name)
 
 
-def ask_scale(name: str, num_replicas: int) -> PoolConfig:
-    """Tell a pool how many replicas to have from now on. Returns its configuration. Raises PoolError."""
+def ask_scale(name: str, num_replicas: int) -> float:
+    """Tell a pool how many replicas to have from now on. Returns how many seconds one may take to get ready.
+
+    Raises PoolError.
+    """
     router, spec = registry.find_router(name), registry.read_spec(name)
     if spec is None:
         raise PoolError(f"pool {name!r} is being taken down")
     _reply(router.scale.remote(num_replicas), name)
-    return spec.config
+    return float(spec.config["start_timeout_s"])
 
 
 def _status_of(router: Any, name: str) -> dict[str, Any]:

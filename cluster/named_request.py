@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import fields
+from pathlib import Path
 
 from .errors import InfrastructureError, UsageError
 from .settings import PoolRequest
@@ -41,12 +42,12 @@ def of_named_pool(request: PoolRequest) -> PoolRequest:
         raise UsageError(f"pool {request.name!r} is being taken down")
     config = spec.config
     return PoolRequest(
-        model=request.model or config.model,
+        model=request.model or Path(config["model"]),
         replicas=spec.replicas,
-        max_seq_len=config.max_seq_len,
-        kv=config.cache_mode or defaults.kv,
+        max_seq_len=config["max_seq_len"],
+        kv=config["cache_mode"] or defaults.kv,
         threads=spec.threads,
-        numeric=config.numeric_mode or defaults.numeric,
-        device=config.device,
+        numeric=config["numeric_mode"] or defaults.numeric,
+        device=config["device"],
         name=request.name,
     )

@@ -8,15 +8,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from .errors import InfrastructureError, UsageError
 from .whole_option import whole
-
-if TYPE_CHECKING:
-    from .config import PoolConfig
 
 DEFAULT_NAME = "default"
 SCALE_POLL_S = 0.2
@@ -86,9 +83,9 @@ def scale(
         from .named_pool import ask_scale, ask_status
         from .pool_view import pool_line
 
-        spec = ask_scale(name, replicas)
+        timeout_s = ask_scale(name, replicas)
         if wait:
-            _wait_for(name, replicas, spec)
+            _wait_for(name, replicas, timeout_s)
         typer.echo(pool_line(name, ask_status(name)))
 
 
@@ -100,17 +97,17 @@ def down(name: Name = DEFAULT_NAME, address: Address = None) -> None:
         typer.echo(f"pool {name} is down: {reap(name)} processes ended")
 
 
-def _wait_for(name: str, replicas: int, config: PoolConfig) -> None:
+def _wait_for(name: str, replicas: int, timeout_s: float) -> None:
     from .named_pool import ask_status
 
-    deadline_s = time.monotonic() + config.start_timeout_s
+    deadline_s = time.monotonic() + timeout_s
     while True:
         body = ask_status(name)
         if [slot["state"] for slot in body["slots"]] == ["up"] * replicas:
             return
         failed = [slot for slot in body["slots"] if slot["state"] == "given up"]
         if failed or time.monotonic() > deadline_s:
-            reason = failed[0]["trouble"] if failed else f"not so after {config.start_timeout_s} s"
+            reason = failed[0]["trouble"] if failed else f"not so after {timeout_s} s"
             raise InfrastructureError(f"pool {name!r} does not have {replicas} replicas: {reason}")
         time.sleep(SCALE_POLL_S)
 

@@ -12,7 +12,7 @@ import os
 import socket
 import time
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import msgpack
@@ -22,9 +22,11 @@ from ..workers.wire import VERSION, check_version
 from .clients import MAX_QUEUED_ITEMS, Clients
 from .costs import PlacementRules
 from .dispatch import Dispatcher
-from .keeper import Keeper
 from .wire import decode_window, encode_deliveries
 from .work import Finished
+
+if TYPE_CHECKING:
+    from .keeper import Keeper
 
 HEARTBEAT_S = 0.25
 FACTS_POLL_S = 0.1
@@ -54,9 +56,7 @@ class Router:
         self._dispatch = Dispatcher(rules, self._clients.tokens, self._deliver, self._break)
         self._broken = ""
         self._ticker: asyncio.Task[None] | None = None
-        self._keeper = Keeper(name, self._dispatch, asyncio.get_running_loop()) if name else None
-        if self._keeper is not None:
-            self._keeper.start()
+        self._keeper = self._own(name) if name else None
 
     async def hello(self, client: str, label: str, lease_s: float) -> tuple[int, str, int, str]:
         """A client introduces itself. Returns wire version, a name that changes whenever this actor starts
@@ -178,6 +178,14 @@ class Router:
         """Have so many replicas from now on. Returns at once; status shows how far it is."""
         assert self._keeper is not None, "only a named pool is asked"
         await self._keeper.scale(num_replicas)
+
+    def _own(self, name: str) -> Keeper:
+        # Loaded by the router of a named pool alone: a router that starts anew should not take long.
+        from .keeper import Keeper
+
+        keeper = Keeper(name, self._dispatch, asyncio.get_running_loop())
+        keeper.start()
+        return keeper
 
     def _tick_from_now_on(self) -> None:
         if self._ticker is None:

@@ -1,10 +1,10 @@
 """Goals of the pool as figures: python -m tests.bench.pool_goals [death] [router] [share] [no-reuse]
 
 death: seconds from the SIGKILL of a replica to the moment at which another one begins its work (goal: 0.1).
-router: seconds from the SIGKILL of the router to a status in which it knows every replica and prefix again (2).
-share: the router's CPU time over that of the whole job, with the shipped model and rows (0.01).
-no-reuse: what placement costs a job in which nothing is shared: CPU time of the router and of cutting windows in
-the client, over the CPU time of the engine (0.01).
+router: seconds from the SIGKILL of the router to a status in which it knows every replica and prefix again
+(2). share: the router's CPU time over that of the whole job, with the shipped model and rows (0.01).
+no-reuse: what placement costs a job in which nothing is shared: CPU time of the router and of cutting windows
+in the client, over the CPU time of the engine (0.01).
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ def death_to_redispatch_s(folder: Path, kills: int) -> list[float]:
             os.kill(victim, signal.SIGKILL)
             drain(pool, len(items))
             began = [line.split() for line in log.read_text().splitlines()]
-            # A replacement tests itself meanwhile: the first call of the replica that was there before counts.
+            # A replacement tests itself meanwhile: the first call of the replica that was there before
+            # counts.
             other = next(float(at) for pid, at in began if int(pid) != victim)
             measured.append(other - killed_s)
     return measured

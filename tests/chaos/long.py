@@ -1,8 +1,8 @@
 """Many kills: python -m tests.chaos.long --replica 700 --router 200 --driver 100 --folder DIR
 
 Rounds of one job each on one named pool; every round's output is held against an undisturbed run. What is
-done is noted in DIR/totals.json after every round: the same command goes on where it was stopped, and --seconds
-splits it.
+done is noted in DIR/totals.json after every round: the same command goes on where it was stopped, and
+--seconds splits it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Several nodes on one host, of which one is killed under a pool: python -m tests.chaos.node_loss FOLDER
 
-A program of its own, since a process can be in one Ray cluster only. Prints one JSON object.
+A program of its own, since a process can be in one Ray cluster only. Its answer is FOLDER/answer.json.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ SEED = 17
 
 
 def main() -> int:
-    model = Path(sys.argv[1]) / "model.json"
+    folder = Path(sys.argv[1])
+    model = folder / "model.json"
     model.write_text(json.dumps({"row_seconds": 3e-4}))
     os.environ.setdefault("RAY_worker_niceness", "0")
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
@@ -58,7 +59,8 @@ def main() -> int:
                 "verdicts": [replica.verdict for replica in status.replicas],
                 "mirror_differences": status.mirror_differences,
             }
-        print(json.dumps(answer), flush=True)
+        # Not printed: processes of Ray print here too.
+        (folder / "answer.json").write_text(json.dumps(answer))
     finally:
         ray.shutdown()
         cluster.shutdown()

@@ -47,7 +47,7 @@ def test_two_versions_are_both_named() -> None:
 
 def test_what_differs_is_said_and_where_it_runs_is_not_compared() -> None:
     other = CONFIG.model_copy(update={"chunk_rows": 9, "ray_address": "auto", "cache_mode": None})
-    assert differences(CONFIG, other) == [
+    assert differences(CONFIG.model_dump(mode="json"), other.model_dump(mode="json")) == [
         "cache_mode: 'int8' there, None asked",
         "chunk_rows: 1000 there, 9 asked",
     ]

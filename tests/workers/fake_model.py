@@ -2,12 +2,10 @@
 depth and nothing else, so any mix-up of prefixes, items or depths changes numbers.
 
 The model file is JSON: {"vocab": 1000, "bytes_per_token": 100, "memory_bytes": 10**9, "row_seconds": 0.0,
-"exit_on": id,
-"nan_on": id, "oom_on": id, "break_on": id, "stop_on": id, "marker": path, "fail_load": text, "numerics":
-"fake"}.
-exit_on ends the process; stop_on freezes it, once for each marker file. disturb: a folder; a file in it named
-exception-N, oom-N or hang-N is taken away by one call, and happens to it. log: a file in which every call notes its
-process and when it began, in seconds of the monotonic clock.
+"exit_on": id, "nan_on": id, "oom_on": id, "break_on": id, "stop_on": id, "marker": path, "fail_load": text,
+"numerics": "fake"}. exit_on ends the process; stop_on freezes it, once for each marker file. disturb: a
+folder; a file in it named exception-N, oom-N or hang-N is taken away by one call, and happens to it. log: a
+file in which every call notes its process and when it began, in seconds of the monotonic clock.
 """
 
 from __future__ import annotations
