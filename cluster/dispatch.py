@@ -37,7 +37,10 @@ class _Sent:
 
 @dataclass(slots=True)
 class Link:
-    """The way to one replica. leaving: it finishes what it has and gets nothing more."""
+    """The way to one replica. leaving: it finishes what it has and gets nothing more.
+
+    model_bytes: what it holds beside prefixes.
+    """
 
     slot: int
     generation: int
@@ -46,6 +49,7 @@ class Link:
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
     probing: bool = False
     leaving: bool = False
+    model_bytes: int = 0
 
 
 class Dispatcher:
@@ -71,7 +75,7 @@ class Dispatcher:
             return
         if known is not None:
             self.lose(known, "another generation came")
-        link = Link(slot, generation, actor)
+        link = Link(slot, generation, actor, model_bytes=status.memory_bytes - status.prefix_bytes)
         try:
             answer = await asyncio.wait_for(actor.inventory.remote(), INVENTORY_S)
         except (TimeoutError, ray.exceptions.RayError):

@@ -27,7 +27,7 @@ class MetricsExporter:
     """Exports the status of one pool. Not thread-safe.
 
     pool: its name. period_s: least time between two exports; it grows where they cost more than their share:
-    with Ray's instruments beyond some hundred replicas, whose gauges then have gaps.
+    with Ray's instruments beyond a hundred replicas, whose gauges then have gaps.
     """
 
     def __init__(

@@ -6,6 +6,7 @@ for ever; a generation of a slot is never used twice.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -74,6 +75,7 @@ class Fleet:
         self.allow_mixed = False
         self.facts: ModelFacts | None = None
         self.deaths = 0
+        self.deaths_by_reason: Counter[str] = Counter()
         self.slots = [self._slot(index) for index in range(num_slots)]
 
     @property
@@ -131,6 +133,7 @@ class Fleet:
         self.deaths += 1
         slot.barren = 0 if progressed else slot.barren + 1
         slot.trouble, slot.loss = trouble, verdict_of_loss(trouble)
+        self.deaths_by_reason[slot.loss] += 1
         if slot.barren >= self._crash_limit:
             slot.state = "given up"
             return False

@@ -71,7 +71,11 @@ class OwnHome:
         self._config = config
         self._process = (0, "")
         self._supervisor = Supervisor(settings, spec.actor_options(), fleet)
-        self.router = ray.remote(Router).options(**router_options()).remote(config.placement_rules())
+        self.router = (
+            ray.remote(Router)
+            .options(**router_options())
+            .remote(config.placement_rules(), "", config.metrics)
+        )
         self.build_overhead_rows = config.build_overhead_rows
 
     def start(self) -> None:

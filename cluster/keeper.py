@@ -61,6 +61,7 @@ class Keeper:
         return {
             "slots": [slot.view() for slot in self._supervisor.slots],
             "deaths": fleet.deaths,
+            "deaths_by_reason": dict(fleet.deaths_by_reason),
             "wanted": fleet.wanted,
         }
 

@@ -109,7 +109,7 @@ def raise_pool(config: PoolConfig, name: str) -> bool:
                 f"(tinyloop down {name}), or use another name"
             )
     options = {**router_options(), **registry.detached(name, registry.ROUTER), "get_if_exists": True}
-    router = ray.remote(Router).options(**options).remote(config.placement_rules(), name)
+    router = ray.remote(Router).options(**options).remote(config.placement_rules(), name, config.metrics)
     try:
         _wait_until_up(router, name, config.start_timeout_s)
     except BaseException:

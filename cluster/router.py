@@ -22,6 +22,7 @@ from ..workers.wire import VERSION, check_version
 from .clients import MAX_QUEUED_ITEMS, Clients
 from .costs import PlacementRules
 from .dispatch import Dispatcher
+from .ray_metrics import ray_exporter
 from .wire import decode_window, encode_deliveries
 from .work import Finished
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 HEARTBEAT_S = 0.25
 FACTS_POLL_S = 0.1
+POOL_OF_A_JOB = "job"  # what metrics call a pool without a name
 
 # Answers to a submitted window. An unknown client must introduce itself and submit what it misses.
 TAKEN, FULL, UNKNOWN = "taken", "full", "unknown"
@@ -45,10 +47,10 @@ ROUTER_OPTIONS: dict[str, Any] = {
 class Router:
     """Owns placement for every replica of a pool. All methods are coroutines on one event loop: no locks.
 
-    name: of a pool that this router owns, empty if a job owns it.
+    name: of a pool that this router owns, empty if a job owns it. metrics: whether figures are exported.
     """
 
-    def __init__(self, rules: PlacementRules, name: str = "") -> None:
+    def __init__(self, rules: PlacementRules, name: str = "", metrics: bool = False) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
         self._cpu_at_start_s = time.process_time()
         self._incarnation = uuid4().hex
@@ -56,7 +58,10 @@ class Router:
         self._dispatch = Dispatcher(rules, self._clients.tokens, self._deliver, self._break)
         self._broken = ""
         self._ticker: asyncio.Task[None] | None = None
+        self._exporter = ray_exporter(name or POOL_OF_A_JOB) if metrics else None
         self._keeper = self._own(name) if name else None
+        if name:
+            self._tick_from_now_on()
 
     async def hello(self, client: str, label: str, lease_s: float) -> tuple[int, str, int, str]:
         """A client introduces itself. Returns wire version, a name that changes whenever this actor starts
@@ -140,6 +145,10 @@ class Router:
 
     async def status(self) -> bytes:
         """Counters, clients and the state of each replica's mirror, as a msgpack map."""
+        packed: bytes = msgpack.packb(self._status())
+        return packed
+
+    def _status(self) -> dict[str, Any]:
         placement = self._dispatch.placement
         replicas = {
             str(slot): {
@@ -149,6 +158,10 @@ class Router:
                 "busy_s": work.busy_s,
                 "prefixes": len(work.mirror.entries),
                 "prefix_bytes": work.mirror.total_bytes,
+                "prefix_budget_bytes": work.mirror.budget_bytes,
+                "memory_bytes": self._dispatch.links[slot].model_bytes + work.mirror.total_bytes,
+                "computed_rows": work.computed_rows,
+                "total_rows": work.total_rows,
             }
             for slot, work in placement.replicas.items()
         }
@@ -161,8 +174,7 @@ class Router:
             "pid": os.getpid(),
             "host": socket.gethostname(),
         }
-        packed: bytes = msgpack.packb(body | (self._keeper.view() if self._keeper else {}))
-        return packed
+        return body | (self._keeper.view() if self._keeper else {})
 
     async def facts(self, timeout_s: float) -> bytes:
         """The status of a replica that is ready, once one is. Raises RuntimeError if none comes in time."""
@@ -199,6 +211,8 @@ class Router:
                 await self.leave(client)
             if self._trouble():
                 self._wake_all()
+            if self._exporter is not None:
+                self._exporter.export(self._status)
 
     def _trouble(self) -> str:
         return self._broken or (self._keeper.trouble() if self._keeper is not None else "")

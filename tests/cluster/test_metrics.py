@@ -1,23 +1,18 @@
-"""Metrics: one table, names by the rules of Prometheus, values of the status, and Ray exports just those."""
+"""Metrics: one table, names by the rules of Prometheus, values of the status, a bounded price."""
 
 from __future__ import annotations
 
 import re
-import time
-import urllib.request
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
-import ray
-from prometheus_client.parser import text_string_to_metric_families
 from tinyloop.cluster.exporter import COST_SHARE, PERIOD_S, MetricsExporter
 from tinyloop.cluster.metrics import BY_NAME, METRICS, Metric, Tags, samples
 
 from .recorded_statuses import EMPTY, OF_A_JOB, RUNNING
 
 UNITS = ("", "seconds", "bytes", "tokens")
-EXPORT_DEADLINE_S = 60.0
 
 
 @pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
@@ -126,67 +121,3 @@ def test_the_price_stays_a_thousandth_however_much_there_is_to_say() -> None:
         exporter.export(status)
         clock.now_s += 0.25
     assert cpu.now_s <= COST_SHARE * clock.now_s + 0.040
-
-
-def scrape() -> str:
-    node = ray.nodes()[0]
-    url = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
-    with urllib.request.urlopen(url, timeout=10) as answer:
-        content: bytes = answer.read()
-    return content.decode()
-
-
-def exported() -> dict[str, tuple[str, str, set[tuple[str, ...]]]]:
-    """Kind, help and tag values of what Ray gives Prometheus of ours, by name."""
-    found = {}
-    for family in text_string_to_metric_families(scrape()):
-        for sample in family.samples:
-            if "tinyloop_" in sample.name:
-                values = found.setdefault(sample.name, (family.type, family.documentation, set()))[2]
-                tags = BY_NAME[sample.name.removeprefix("ray_")].tags
-                values.add((*(sample.labels[tag] for tag in tags), str(sample.value)))
-    return found
-
-
-@ray.remote(num_cpus=0)
-class ExportingActor:
-    """As the router: makes the exporter in its own process. The status is that of a thousand ticks."""
-
-    def __init__(self) -> None:
-        from tinyloop.cluster.ray_metrics import ray_exporter
-
-        self._exporter = ray_exporter("recorded")
-
-    def export(self, body: dict[str, Any]) -> tuple[bool, float]:
-        began_s = time.thread_time()
-        return self._exporter.export(lambda: body), time.thread_time() - began_s
-
-
-def test_ray_exports_the_table_and_nothing_else(session: None) -> None:
-    actor = ExportingActor.remote()
-    done, _ = ray.get(actor.export.remote(RUNNING))
-    assert done
-    expected = {
-        metric.exported_name: (
-            metric.kind,
-            metric.help,
-            {
-                (*(value for _, value in s.tags), str(s.value))
-                for s in samples("recorded", RUNNING)
-                if s.metric is metric
-            },
-        )
-        for metric in METRICS
-        # Ray has no counter of 0: its series begins with the first event.
-        if any(
-            s.metric is metric and (s.value or metric.kind == "gauge") for s in samples("recorded", RUNNING)
-        )
-    }
-    assert len(METRICS) - len(expected) == 1, "there is a counter of 0 in the status, as in most"
-    deadline_s = time.monotonic() + EXPORT_DEADLINE_S
-    # Ray forgets a gauge once it has given it away, so the exporter sets it again in its own time.
-    while (found := exported()) != expected and time.monotonic() < deadline_s:
-        ray.get(actor.export.remote(RUNNING))
-        time.sleep(0.1)
-    assert found == expected
-    ray.kill(actor)
