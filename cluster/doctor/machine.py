@@ -90,16 +90,34 @@ def check_files(facts: Facts) -> Finding:
 
 def check_memory(facts: Facts) -> Finding:
     """Does a pool fit, by the engine's own plan?"""
-    if isinstance(facts.planned, Unknown):
-        return unknown(facts.planned, "see `tinyloop plan`", Level.FAILURE)
-    if facts.planned.unplanned:
+    planned = facts.planned
+    if isinstance(planned, Unknown):
+        return unknown(planned, "see `tinyloop plan`", Level.FAILURE)
+    if planned.device == "cuda" and not facts.gpus and (elsewhere := _gpus_elsewhere(facts, planned)):
+        return elsewhere
+    if planned.unplanned:
+        cudaless = not isinstance(facts.build, Unknown) and facts.build.without_cuda
+        install = "install with nvcc on the path, or use device cpu"
+        todo = install if planned.device == "cuda" and cudaless else "correct the configuration"
+        return Finding(Level.FAILURE, f"{planned.source}: {planned.unplanned}", todo)
+    if planned.model > planned.replica_bytes:
         return Finding(
-            Level.FAILURE, f"{facts.planned.source}: {facts.planned.unplanned}", "correct the configuration"
+            Level.FAILURE, f"{_need(planned)}: more than model_budget_bytes", "raise model_budget_bytes"
         )
-    return (
-        _memory_on_gpus(facts, facts.planned)
-        if facts.planned.device == "cuda"
-        else _memory_here(facts, facts.planned)
+    return _memory_on_gpus(facts, planned) if planned.device == "cuda" else _memory_here(facts, planned)
+
+
+def _gpus_elsewhere(facts: Facts, planned: Planned) -> Finding | None:
+    """For a machine without GPUs in a cluster that has some, such as its head."""
+    if isinstance(facts.cluster, Unknown) or not facts.cluster.gpus:
+        return None
+    there = f"{planned.source}: no GPU here, {facts.cluster.gpus} in the cluster"
+    if facts.cluster.gpus < planned.replicas:
+        return Finding(
+            Level.FAILURE, f"{there}, {planned.replicas} are needed", "lower replicas, or add machines"
+        )
+    return Finding(
+        Level.NOTE, there, "run this on one of its machines too, to hold the plan against its memory"
     )
 
 
@@ -115,10 +133,6 @@ def _memory_here(facts: Facts, planned: Planned) -> Finding:
         return unknown(facts.memory, "")
     need, memory = planned.replicas * planned.replica_bytes, facts.memory
     room = f"{size_text(memory.available)} of {size_text(memory.total)} are available"
-    if planned.model > planned.replica_bytes:
-        return Finding(
-            Level.FAILURE, f"{_need(planned)}: more than model_budget_bytes", "raise model_budget_bytes"
-        )
     if need > MOST_MEMORY_SHARE * memory.total:
         return Finding(Level.FAILURE, f"{_need(planned)} do not fit: {room}", SMALLER)
     if need > memory.available:
@@ -138,10 +152,6 @@ def _memory_on_gpus(facts: Facts, planned: Planned) -> Finding:
             "check a machine with GPUs, or use device cpu",
         )
     need = planned.replica_bytes + (IDLE_MIB << 20)
-    if planned.model > planned.replica_bytes:
-        return Finding(
-            Level.FAILURE, f"{_need(planned)}: more than model_budget_bytes", "raise model_budget_bytes"
-        )
     fit = [gpu for gpu in facts.gpus if gpu.total >= need]
     if not fit:
         largest = max(gpu.total for gpu in facts.gpus)
