@@ -32,7 +32,9 @@ REPLY_S = 30.0
 # The router's loop never waits, so silence for so long means that it is frozen; a machine that others use too
 # may keep a process waiting for a few seconds.
 ROUTER_ANSWER_S = 10.0
-ROUTER_BACK_S = 60.0
+ROUTER_START_S = 30.0
+ROUTER_BACK_S = 90.0
+HELLO_EVERY_S = 0.1
 
 
 class PoolClient:
@@ -93,23 +95,33 @@ class PoolClient:
 
     def _meet_router(self) -> None:
         """Wait for the router, and for its knowing the replicas. Raises PoolError if it does not come."""
-        deadline = time.monotonic() + ROUTER_BACK_S
-        while True:
-            call = self._router.hello.remote(self._client, _label(), self._home.lease_s)
+        now_s = time.monotonic()
+        deadline_s, frozen_s = now_s + ROUTER_BACK_S, now_s + ROUTER_START_S
+        calls: list[Any] = []
+        error: Exception | None = None
+        while time.monotonic() < deadline_s:
+            # A call that meets a router on its way back may fail seconds later than a fresh one succeeds.
+            calls.append(self._router.hello.remote(self._client, _label(), self._home.lease_s))
+            done, calls = ray.wait(calls, num_returns=1, timeout=HELLO_EVERY_S)
             try:
-                self._incarnation, self._router_pid, self._router_host = check_hello(
-                    ray.get(call, timeout=ROUTER_ANSWER_S)
-                )
-                self._home.settle()
-                return
-            except (ray.exceptions.RayTaskError, ray.exceptions.ActorDiedError) as error:
-                raise PoolError(f"the router cannot be used: {error}") from error
-            except (ray.exceptions.RayError, TimeoutError) as error:
-                if time.monotonic() > deadline:
-                    raise PoolError(f"the router did not come back in {ROUTER_BACK_S} s: {error}") from error
-                if isinstance(error, ray.exceptions.GetTimeoutError):
-                    self._restart_router()
+                if done:
+                    self._met(done[0])
+                    return
+            except (ray.exceptions.RayError, TimeoutError) as failed:
+                error = failed
                 time.sleep(0.05)
+            if time.monotonic() > frozen_s:
+                self._restart_router()
+                frozen_s = time.monotonic() + ROUTER_START_S
+        raise PoolError(f"the router did not come back in {ROUTER_BACK_S} s: {error}")
+
+    def _met(self, hello: Any) -> None:
+        """Take the router's answer. Raises PoolError if it will never be of use, RayError if not now."""
+        try:
+            self._incarnation, self._router_pid, self._router_host = check_hello(ray.get(hello))
+            self._home.settle()
+        except (ray.exceptions.RayTaskError, ray.exceptions.ActorDiedError) as error:
+            raise PoolError(f"the router cannot be used: {error}") from error
 
     def _restart_router(self) -> None:
         """It runs and does not answer: a process in that state cannot be trusted to start answering."""
