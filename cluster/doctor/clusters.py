@@ -5,6 +5,8 @@ from __future__ import annotations
 from .facts import Facts, Unknown
 from .findings import Finding, Level, unknown
 
+TOKEN = "put its token (on its head: ray get-auth-token) into ~/.ray/auth_token or RAY_AUTH_TOKEN"
+
 
 def check_ports(facts: Facts) -> Finding:
     """Could a head of Ray start here, if there is none?"""
@@ -13,9 +15,9 @@ def check_ports(facts: Facts) -> Finding:
     taken = [f"{port.number} ({port.use})" for port in facts.ports if port.taken]
     if not taken:
         return Finding(Level.OK, "the ports of a head are free")
-    here = not isinstance(facts.cluster, Unknown) and facts.cluster.address and not facts.cluster.error
-    if here:
-        return Finding(Level.OK, f"in use beside the running cluster: {', '.join(taken)}")
+    cluster = facts.cluster
+    if not isinstance(cluster, Unknown) and cluster.address and (cluster.listens or not cluster.error):
+        return Finding(Level.OK, f"in use beside a running cluster: {', '.join(taken)}")
     return Finding(
         Level.WARNING,
         f"taken, though no cluster answers: {', '.join(taken)}",
@@ -30,16 +32,19 @@ def check_cluster(facts: Facts) -> Finding:
     cluster = facts.cluster
     if not cluster.address:
         return Finding(Level.OK, "none named or running: jobs start a session of their own")
+    reason = cluster.error.partition(". ")[0]  # Ray explains at length; the facts have all of it
     if cluster.refused:
+        return Finding(Level.FAILURE, f"{cluster.address} refuses this process: {reason}", TOKEN)
+    if cluster.error and cluster.listens:
         return Finding(
             Level.FAILURE,
-            f"{cluster.address} refuses this process: {cluster.error}",
-            "put its token (on its head: ray get-auth-token) into ~/.ray/auth_token or RAY_AUTH_TOKEN",
+            f"{cluster.address} listens and cannot be joined: {reason}",
+            f"most often this process has another token than the cluster, or none: {TOKEN}",
         )
     if cluster.error:
         return Finding(
             Level.FAILURE,
-            f"{cluster.address} cannot be joined: {cluster.error}",
+            f"{cluster.address} cannot be reached: {reason}",
             "start it (ray start --head), or correct or unset RAY_ADDRESS; `ray stop` clears a dead one",
         )
     about = f"{cluster.address}: {cluster.nodes} nodes, {cluster.gpus} GPUs, Ray {cluster.version}"

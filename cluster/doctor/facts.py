@@ -97,13 +97,15 @@ class Port:
 class Cluster:
     """A Ray cluster that was asked. address: empty if none is named or known here.
 
-    error: why it could not be joined, empty if it was. refused: it is there and wants another token.
-    token: whether it asks for one. gpus_here: GPUs of this machine that Ray knows, None if it is no node.
+    error: why it could not be joined, empty if it was. refused: Ray here has no token for it. listens: the
+    address took a connection. token: whether it asks for one. gpus_here: GPUs of this machine that Ray knows,
+    None if it is no node.
     """
 
     address: str
     error: str = ""
     refused: bool = False
+    listens: bool = False
     token: bool = False
     version: str = ""
     nodes: int = 0

@@ -239,9 +239,12 @@ def _cluster(address: str | None) -> Cluster:
         return Cluster("")
     try:
         _knock(target)
-        return Cluster(**_child("cluster", target, limit_s=CLUSTER_LIMIT_S))
-    except (ProbeFailed, OSError) as failure:
+    except OSError as failure:
         return Cluster(target, error=str(failure))
+    try:
+        return Cluster(**_child("cluster", target, limit_s=CLUSTER_LIMIT_S), listens=True)
+    except ProbeFailed as failure:
+        return Cluster(target, error=str(failure), listens=True)
 
 
 def _knock(address: str) -> None:

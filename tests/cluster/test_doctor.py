@@ -178,6 +178,7 @@ SICK: list[tuple[dict[str, Any], str, Level, str]] = [
         "auth_token",
     ),
     ({"cluster": Cluster("h:1", "timed out")}, "cluster", Level.FAILURE, "RAY_ADDRESS"),
+    ({"cluster": Cluster("h:1", "no. At length", listens=True)}, "cluster", Level.FAILURE, "another token"),
     ({"cluster": replace(HEALTHY.cluster, token=False)}, "cluster", Level.WARNING, "RAY_AUTH_MODE=token"),
     ({"cluster": replace(HEALTHY.cluster, gpus_here=0)}, "Ray's GPUs", Level.WARNING, "Ray knows 0 GPUs"),
     ({"cluster": replace(HEALTHY.cluster, gpus_here=4)}, "Ray's GPUs", Level.FAILURE, "Ray knows 4 GPUs"),
