@@ -9,8 +9,8 @@ import pytest
 from ..bench.pool_goals import death_to_redispatch_s, router_restart_s
 
 REDISPATCH_S = 0.1
-# A new Python process has to start, which a machine with other work to do stretches: the goal is 2 s on one that
-# has none. What is lost of the prefixes is not stretched: it is nothing, or this never returns.
+# A new Python process has to start, which other work on the machine stretches: the goal, without any, is 2 s.
+# What is lost of the prefixes is not stretched: it is nothing, or this never returns.
 ROUTER_S = 8.0
 
 
@@ -18,7 +18,7 @@ ROUTER_S = 8.0
 @pytest.mark.usefixtures("session")
 def test_work_of_a_dead_replica_begins_elsewhere_within_the_goal(tmp_path: Path) -> None:
     # The least of a few: other work on the machine only ever adds to it.
-    assert min(death_to_redispatch_s(tmp_path, 3)) <= REDISPATCH_S
+    assert min(death_to_redispatch_s(tmp_path, 2)) <= REDISPATCH_S
 
 
 @pytest.mark.chaos
