@@ -15,6 +15,11 @@ from ray._private import worker as ray_worker
 
 from .fleet import PoolError
 
+try:
+    from ray._private.authentication import authentication_token_setup as token_setup
+except ImportError:  # an older Ray knows no tokens
+    token_setup = None
+
 CONNECT_S = 5.0
 JOIN_S = 30.0
 START_ATTEMPTS = 2
@@ -79,6 +84,7 @@ def _join(address: str, source: str) -> None:
             socket.create_connection((match["host"].strip("[]"), int(match["port"])), CONNECT_S).close()
         except (OSError, OverflowError) as error:
             raise PoolError(f"{where}: {error}: {todo}") from error
+    _use_token()
     joined: Future[None] = Future()
 
     def join() -> None:
@@ -99,6 +105,16 @@ def _join(address: str, source: str) -> None:
     except Exception as error:
         # Ray raises many types here, Exception itself among them.
         raise PoolError(f"{where}: {type(error).__name__}: {error}: {todo}") from error
+
+
+def _use_token() -> None:
+    """Show the token that lies ready here to a cluster that asks for one, as Ray's own commands do.
+
+    Ray's init does so only where RAY_AUTH_MODE says token; what that says, if anything, still holds.
+    """
+    if token_setup is not None and hasattr(token_setup, "maybe_enable_token_auth_if_token_available"):
+        logging.getLogger(token_setup.__name__).setLevel(logging.ERROR)
+        token_setup.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
 
 
 def _start_session() -> None:

@@ -67,30 +67,37 @@ def probe_test() -> dict[str, Any]:
 
 
 def probe_cluster(address: str) -> dict[str, Any]:
-    """Join a Ray cluster and leave it."""
-    import logging
-
+    """Join a Ray cluster as every command does, and leave it."""
     import ray
-    from ray._private.authentication.authentication_utils import is_token_auth_enabled
+
+    from ..fleet import PoolError
+    from ..session import join
 
     try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    except Exception as error:
-        # Ray raises many types here, Exception itself among them.
-        refused = isinstance(error, ray.exceptions.AuthenticationError)
-        text = f"{type(error).__name__}: {error}".splitlines()[0]
-        return {"address": address, "error": text, "refused": refused}
+        join(address)
+    except PoolError as error:
+        reason = error.__cause__ or error
+        refused = type(reason).__name__ == "AuthenticationError"  # which an older Ray does not have
+        return {"address": address, "error": f"{type(reason).__name__}: {reason}", "refused": refused}
     here = ray.get_runtime_context().get_node_id()
     nodes = [node for node in ray.nodes() if node["Alive"]]
     gpus_here = next((int(n["Resources"].get("GPU", 0)) for n in nodes if n["NodeID"] == here), None)
     return {
         "address": address,
-        "token": is_token_auth_enabled(),
+        "token": _asks_for_tokens(),
         "version": ray.__version__,
         "nodes": len(nodes),
         "gpus": int(ray.cluster_resources().get("GPU", 0)),
         "gpus_here": gpus_here,
     }
+
+
+def _asks_for_tokens() -> bool:
+    try:
+        from ray._private.authentication.authentication_utils import is_token_auth_enabled
+    except ImportError:  # an older Ray knows no tokens
+        return False
+    return bool(is_token_auth_enabled())
 
 
 PROBES: dict[str, Callable[..., dict[str, Any]]] = {

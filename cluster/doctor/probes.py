@@ -49,7 +49,7 @@ RAY_PORTS = {6379: "Ray's head", 8265: "Ray's dashboard", 10001: "Ray's clients"
 RAY_FOLDER = "/tmp/ray"
 
 LIMIT_S = 10.0
-CHILD_LIMIT_S, CLUSTER_LIMIT_S = 60.0, 30.0
+CHILD_LIMIT_S, CLUSTER_LIMIT_S = 60.0, 40.0
 CONNECT_S = 1.0
 KILLED_S = 1.0
 

@@ -46,7 +46,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 def death_to_redispatch_s(folder: Path, kills: int) -> list[float]:
     """One item runs on one of two replicas, which is killed; the other one has nothing to do."""
     log = folder / "log"
-    model = {"row_seconds": 0.02, "log": str(log)}
+    model = {"row_seconds": 0.01, "log": str(log)}
     items = random_items(np.random.default_rng(3), 1, 50)
     measured = []
     with fake_pool(folder, 2, model) as pool:

@@ -22,7 +22,7 @@ def test_a_job_under_fire_writes_the_bytes_of_an_undisturbed_run(tmp_path: Path)
     config = fire_config(tmp_path, replicas=2, row_seconds=1.5e-3)
     raise_pool(config, NAME)
     try:
-        fire = Fire(NAME, config, tmp_path / "job", SEED, list(PLAN), num_rows=400, pause_s=0.6)
+        fire = Fire(NAME, config, tmp_path / "job", SEED, list(PLAN), num_rows=300, pause_s=0.5)
         fire.run()
         assert sum(fire.done.values()) >= len(PLAN) - 2, fire.story("the job ended before the plan did")
         wait_until(lambda: not ask_status(NAME)["queued"], "work is left in the router")

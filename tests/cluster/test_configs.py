@@ -46,10 +46,10 @@ def by_name(paths: list[Path]) -> Any:
 @by_name(POOLS)
 def test_a_pool_is_valid_and_its_model_and_prefixes_fit_its_budget(path: Path) -> None:
     config = read_config(path)
-    assert config.model_budget_bytes is not None
     model_bytes = plan(config.model, config.max_seq_len, cache_mode=config.cache_mode).total
-    assert model_bytes + config.prefix_budget_bytes <= config.model_budget_bytes
-    assert config.device == ("cpu" if path.stem == "laptop" else "cuda")
+    budget = config.model_budget_bytes
+    assert budget is None or model_bytes + config.prefix_budget_bytes <= budget
+    assert budget is not None or config.device == "cpu", "a GPU's memory has a hard end"
 
 
 @by_name(POOLS)
@@ -62,19 +62,20 @@ def test_a_key_that_is_misspelt_is_named_with_the_right_one(path: Path, tmp_path
 
 @by_name(POOLS)
 def test_a_key_in_a_comment_is_one_that_there_is(path: Path) -> None:
-    commented = re.findall(r"^# (\w+ = .+)$", path.read_text(), re.MULTILINE)
+    commented = re.findall(r"^# (\w+ = \S+)", path.read_text(), re.MULTILINE)
     assert commented
     for line in commented:
         assert tomllib.loads(line).keys() <= PoolConfig.model_fields.keys()
 
 
-def test_the_figures_of_the_shipped_model_are_those_of_its_plan() -> None:
-    config = read_config(CONFIGS / "pools" / "laptop.toml")
-    planned = plan(config.model, config.max_seq_len, cache_mode="fp16", prefix_length=PREFIX_TOKENS)
+@pytest.mark.parametrize(("name", "tokens"), [("laptop", 1024), ("shared", 512)])
+def test_the_figures_of_the_shipped_model_are_those_of_its_plan(name: str, tokens: int) -> None:
+    path = CONFIGS / "pools" / f"{name}.toml"
+    config = read_config(path)
+    planned = plan(config.model, config.max_seq_len, cache_mode="fp16", prefix_length=tokens)
     assert config.model == default_model_path()
-    text = (CONFIGS / "pools" / "laptop.toml").read_text()
-    assert figures(text) == {planned.total, planned.prefix_bytes}
-    assert f"holds {config.prefix_budget_bytes // planned.prefix_bytes} of them" in text
+    assert planned.prefix_bytes in figures(path.read_text()) <= {planned.total, planned.prefix_bytes}
+    assert f"holds {config.prefix_budget_bytes // planned.prefix_bytes} of them" in flat(path)
 
 
 def prefix_bytes(mode: str) -> int:
@@ -109,7 +110,7 @@ def test_the_figures_of_the_made_model_follow_from_its_shape() -> None:
     text = flat(CONFIGS / "pools" / "h200.toml")
     assert figures(text) == allowed
     for path in [*POOLS, *MANIFESTS]:
-        if path.stem != "laptop":
+        if path.stem not in ("laptop", "shared"):
             assert figures(path.read_text()) <= allowed, path.name
     held = {mode: 135 * GB // size for mode, size in prefixes.items()}
     assert f"{held['fp16']} of them in this budget" in text

@@ -80,7 +80,7 @@ def test_two_clients_share_a_pool_that_outlives_both(config: PoolConfig) -> None
 
 @pytest.mark.chaos
 def test_a_router_that_dies_owns_its_replicas_again_and_replaces_the_dead(config: PoolConfig) -> None:
-    items = shared_prefix_items(24, 8, 64, 16, seed=5)
+    items = shared_prefix_items(16, 8, 64, 16, seed=5)
     with ReplicaPool.up(config, NAME) as pool:
         pool.submit(0, items)
         found = dict(value for part in pool.collect(10.0) for value in values_of(part))
@@ -103,7 +103,7 @@ def test_a_router_that_dies_owns_its_replicas_again_and_replaces_the_dead(config
 
 
 def test_a_pool_is_scaled_while_it_works_and_its_router_remembers(config: PoolConfig) -> None:
-    items = shared_prefix_items(24, 8, 64, 16, seed=6)
+    items = shared_prefix_items(16, 8, 64, 16, seed=6)
     with ReplicaPool.up(config, NAME) as pool:
         pool.submit(0, items)
         pool.scale(2)

@@ -84,3 +84,9 @@ def test_a_bad_file_is_named_with_key_and_rule(tmp_path: Path, text: str, messag
     with pytest.raises(UsageError, match=message) as error:
         read_config(file)
     assert str(file) in str(error.value)
+
+
+def test_the_shipped_configuration_is_valid() -> None:
+    files = sorted((Path(__file__).parents[2] / "configs" / "pools").glob("*.toml"))
+    assert files
+    assert [read_config(file).model for file in files] == [default_model_path()] * len(files)
