@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .config import PoolConfig
+    from .fleet import PoolError
     from .pool import ReplicaPool
-    from .supervisor import PoolError
 
 __all__ = ["PoolConfig", "PoolError", "ReplicaPool"]
 
@@ -23,7 +23,7 @@ def __getattr__(name: str) -> Any:
 
         return ReplicaPool
     if name == "PoolError":
-        from .supervisor import PoolError
+        from .fleet import PoolError
 
         return PoolError
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -18,6 +18,8 @@ import typer
 from . import options
 from .encoding import POLICIES
 from .errors import EXIT_CODE_MEANINGS, EXIT_CODE_NOTE, ExitCode, JobError, UsageError
+from .operations_cli import add_commands as add_operations
+from .pool_cli import add_commands
 from .rolling import RollingPolicy
 from .settings import ErrorBudget, PoolRequest, ScoreSettings, parse_window
 from .whole_option import whole
@@ -32,6 +34,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Exact batch scoring with looped language models on a pool of replicas.",
 )
+
+add_commands(app)
+add_operations(app)
 
 SCORE_EPILOG = "\n\n".join(
     [
@@ -77,6 +82,7 @@ def score(
     kv: options.Kv = "fp16",
     numeric: options.Numeric = "fp16",
     device: options.Device = "cpu",
+    pool: options.Pool = None,
     window: options.Window = "65536",
     work_dir: options.WorkDir = None,
     pmi: options.Pmi = False,
@@ -114,20 +120,22 @@ def score(
         token_logprobs=logprobs,
         rolling=RollingPolicy(stride, bos_every_window),
     )
-    request = PoolRequest(model, replicas, max_seq_len, kv, threads, numeric, device)
+    request = PoolRequest(model, replicas, max_seq_len, kv, threads, numeric, device, pool)
     raise typer.Exit(_score_on_pool(settings, request))
 
 
 def _score_on_pool(settings: ScoreSettings, request: PoolRequest) -> int:
-    """Run the job on a pool of its own and print what it came to. Returns the exit code."""
+    """Run the job on a pool of its own or a named one; print what it came to. Returns the exit code."""
     # Set before tokenizers starts its threads: it otherwise warns when Ray starts processes.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     from .closing import closing_lines
     from .guardian import announce
+    from .named_request import of_named_pool
     from .pool_backend import choose_model, open_pool
     from .progress import display_for
     from .score import run_score
 
+    request = of_named_pool(request)
     chosen = choose_model(settings, request)
     for warning in chosen.warnings:
         typer.echo(f"warning: {warning}", err=True)

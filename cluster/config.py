@@ -27,6 +27,7 @@ class PoolConfig(BaseModel):
     A call of the shipped model on the CPU costs as much as 7 of its rows.
     crash_limit: deaths of a replica in a row without any work done, after which it is not replaced again.
     allow_mixed: accept replicas whose numerics differ; results then depend on placement.
+    metrics: export figures through Ray; cluster/metrics.py has the table.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -46,6 +47,7 @@ class PoolConfig(BaseModel):
     allow_mixed: bool = False
     factory: str = Field(default="tinyloop.native:load_model", pattern=r"^[\w.]+:\w+$")
     ray_address: str | None = None
+    metrics: bool = True
     start_timeout_s: float = Field(default=120.0, gt=0)
     crash_limit: int = Field(default=5, ge=1)
     chunk_seconds: float = Field(default=0.5, gt=0)

@@ -90,6 +90,12 @@ class Ledger:
         self._mark(delivery.window, np.array([item], dtype=np.int32))
         return Failed(delivery.window, item, delivery.error_class, delivery.message, delivery.attempts)
 
+    def drop(self, window: int) -> Int32Array:
+        """Forget a window. Returns int32 indices of its items that had not come back."""
+        missing = self.missing(window)
+        self._open.pop(window, None)
+        return missing
+
     def close_finished(self) -> list[int]:
         """Windows of which everything has come back since the last call; they are forgotten."""
         finished = [window for window, entry in self._open.items() if not entry.remaining]

@@ -29,6 +29,7 @@ Numeric = Annotated[
     Option(help="Arithmetic of products; bf16 is for processors with AMX: native/GUIDE.md says more."),
 ]
 Device = Annotated[Literal["cpu", "cuda"], Option(help="Where replicas run; cuda: each on a GPU of its own.")]
+Pool = Annotated[str | None, Option("--pool", help="A pool that is up (tinyloop up); its model is used.")]
 Window = Annotated[str, Option(help="Rows that are sorted together, or 'all'.")]
 WorkDir = Annotated[Path | None, Option(help="Folder of journal and parts; default: the output folder.")]
 Pmi = Annotated[bool, Option("--pmi", help="Score choices after the empty context too.")]

@@ -118,7 +118,11 @@ class Placement(PoolState):
             self.counters.mirror_differences += 1
             work.resyncing = True
         self.counters.computed_rows += ack.rows
-        return self._finish_flight(flight, ack.rows)
+        work.computed_rows += ack.rows
+        before = self.counters.total_rows
+        finished = self._finish_flight(flight, ack.rows)
+        work.total_rows += self.counters.total_rows - before
+        return finished
 
     def is_unfit(self, slot: int) -> bool:
         """Whether a replica refuses everything it is asked, so that it must be replaced."""

@@ -19,6 +19,7 @@ from ..native.format import FormatError, Header, read_header
 from ..native.models import default_model_path
 from ..native.tokenizer import load_tokenizer
 from .config import PoolConfig
+from .config_file import shown
 from .encoding import Encoder, EncodingPolicy
 from .errors import InfrastructureError, UsageError
 from .items import Failed, Items, Scored, ScoringPool
@@ -151,21 +152,23 @@ def _about(path: Path, header: Header, request: PoolRequest) -> dict[str, Any]:
 
 @contextmanager
 def open_pool(chosen: ChosenModel, request: PoolRequest) -> Iterator[Backend]:
-    """Start a Ray pool with the chosen model; end it on leaving.
+    """Start a Ray pool with the chosen model and end it on leaving, or join a named one and leave that up.
 
     Raises: InfrastructureError if it cannot start, UsageError if the pool's settings are not valid or the
     engine refuses the model.
     """
-    config = _pool_config(chosen, request)
+    config = None if request.name is not None else _pool_config(chosen, request)
     address = os.environ.get("RAY_ADDRESS")
-    # Said at once: what follows takes seconds.
-    print(f"connecting to Ray at {address}" if address else "starting the pool", file=sys.stderr, flush=True)
+    if config is not None:
+        # Said at once: what follows takes seconds.
+        how = f"connecting to Ray at {address}" if address else "starting the pool"
+        print(how, file=sys.stderr, flush=True)
     # Imported here: Ray takes seconds to load, and settings are checked before.
+    from .fleet import PoolError
     from .pool import ReplicaPool
-    from .supervisor import PoolError
 
     try:
-        pool = ReplicaPool.start(config)
+        pool = ReplicaPool.start(config) if config is not None else ReplicaPool.connect(str(request.name))
     except PoolError as error:
         if LOAD_ERROR in str(error):
             # The same file and options fail in the same way on every run.
@@ -199,11 +202,7 @@ def _pool_config(chosen: ChosenModel, request: PoolRequest) -> PoolConfig:
             device=request.device,
         )
     except ValidationError as error:
-        shown = "; ".join(
-            f"{'.'.join(map(str, item['loc']))} is {item['input']!r}: {item['msg'].lower()}"
-            for item in error.errors()
-        )
-        raise UsageError(f"the pool cannot be made as asked: {shown}") from error
+        raise UsageError(f"the pool cannot be made as asked: {shown(error)}") from error
 
 
 class JobPool:

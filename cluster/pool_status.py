@@ -1,10 +1,10 @@
-"""What a pool says of itself: typed, from the counters of placement and the slots of the supervisor. Pure."""
+"""What a pool says of itself: typed, from the counters of placement and the slots of its owner. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from .ledger import Ledger
 
@@ -22,23 +22,40 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStatus:
-    """One slot. state: starting, up, waiting or given up; busy_s: engine seconds; pid: 0 if it never ran."""
+    """One slot. state: starting, up, draining, waiting or given up; verdict: the same for people, with why.
+
+    busy_s: engine seconds; pid: 0 if it never ran; trouble: of its last death; notice: of the process.
+    """
 
     slot: int
     generation: int
     state: str
+    verdict: str
     pid: int
+    host: str
     in_flight: int
     backlog_s: float
     busy_s: float
     prefixes: int
     prefix_bytes: int
     trouble: str
+    notice: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClientStatus:
+    """One client of the router. windows: in flight; unfetched: deliveries that wait for it."""
+
+    client: str
+    label: str
+    windows: int
+    unfetched: int
+    silent_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class PoolStatus:
-    """A snapshot.
+    """A snapshot. wanted: replicas that the pool should have.
 
     tokens_computed: run through the model for what this client has; tokens_total: the same if nothing were
     shared; tokens_ideal: the same if each shared prefix of a window were computed once. The queue, prefixes
@@ -46,6 +63,8 @@ class PoolStatus:
     """
 
     replicas: tuple[ReplicaStatus, ...]
+    wanted: int
+    clients: tuple[ClientStatus, ...]
     queued_items: int
     finished_items: int
     tokens_computed: int
@@ -77,24 +96,14 @@ class PoolStatus:
         return self.tokens_reused / self.tokens_total if self.tokens_total else 0.0
 
 
-class SlotView(Protocol):
-    """What is read of a supervisor's slot."""
-
-    index: int
-    generation: int
-    state: str
-    status: Any
-    trouble: str
-
-
-def pool_status(
-    slots: Sequence[SlotView], deaths: int, ledger: Ledger, body: Mapping[str, Any]
-) -> PoolStatus:
-    """Join what the owner of the replicas, the client and the router know."""
+def pool_status(body: Mapping[str, Any], ledger: Ledger) -> PoolStatus:
+    """Join what the router and the owner of the replicas say with what this client has counted."""
     counters = body["counters"]
-    replicas = tuple(_replica(slot, body["replicas"].get(str(slot.index), {})) for slot in slots)
+    replicas = tuple(_replica(slot, body["replicas"].get(str(slot["slot"]), {})) for slot in body["slots"])
     return PoolStatus(
         replicas=replicas,
+        wanted=body["wanted"],
+        clients=tuple(ClientStatus(**client) for client in body["clients"]),
         queued_items=body["queued"],
         finished_items=counters["items"],
         tokens_computed=ledger.computed_rows,
@@ -102,7 +111,7 @@ def pool_status(
         tokens_ideal=ledger.ideal_rows,
         prefixes=sum(replica.prefixes for replica in replicas),
         prefix_bytes=sum(replica.prefix_bytes for replica in replicas),
-        deaths=deaths,
+        deaths=body["deaths"],
         refusals=counters["refusals"],
         mirror_differences=counters["mirror_differences"],
         steals=counters["steals"],
@@ -112,16 +121,7 @@ def pool_status(
     )
 
 
-def _replica(slot: SlotView, seen: Mapping[str, Any]) -> ReplicaStatus:
-    return ReplicaStatus(
-        slot=slot.index,
-        generation=slot.generation,
-        state=slot.state,
-        pid=slot.status.pid if slot.status is not None else 0,
-        in_flight=seen.get("in_flight", 0),
-        backlog_s=seen.get("backlog_s", 0.0),
-        busy_s=seen.get("busy_s", 0.0),
-        prefixes=seen.get("prefixes", 0),
-        prefix_bytes=seen.get("prefix_bytes", 0),
-        trouble=slot.trouble,
-    )
+def _replica(slot: Mapping[str, Any], seen: Mapping[str, Any]) -> ReplicaStatus:
+    of_router = {"in_flight": 0, "backlog_s": 0.0, "busy_s": 0.0, "prefixes": 0, "prefix_bytes": 0}
+    known = {key: seen.get(key, default) for key, default in of_router.items()}
+    return ReplicaStatus(**slot, **known)

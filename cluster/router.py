@@ -1,7 +1,8 @@
 """The router actor: a thin, asynchronous shell around placement that never sees a token.
 
-It never waits for a choice and never fetches a payload. If it dies, Ray starts it again empty; clients attach
-their replicas and submit what is missing, and each replica's inventory gives the mirror back exactly.
+It never waits for a choice and never fetches a payload. If it dies, Ray starts it again empty; each replica's
+inventory gives the mirror back exactly, and clients submit what is missing. The router of a job is told of
+its replicas by the job; that of a named pool owns them and finds them again by their names.
 """
 
 from __future__ import annotations
@@ -10,26 +11,30 @@ import asyncio
 import os
 import socket
 import time
-from collections import deque
-from collections.abc import Coroutine
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import msgpack
-import ray
 
-from ..workers.messages import decode_ack, decode_inventory, encode_command
 from ..workers.status import decode_status
-from ..workers.wire import VERSION, WireError, check_version
-from .costs import PlacementRules, Sizes
-from .placement import Placement
-from .wire import Delivery, decode_window, encode_deliveries
+from ..workers.wire import VERSION, check_version
+from .clients import MAX_QUEUED_ITEMS, Clients
+from .costs import PlacementRules
+from .dispatch import Dispatcher
+from .ray_metrics import ray_exporter
+from .wire import decode_window, encode_deliveries
 from .work import Finished
 
+if TYPE_CHECKING:
+    from .keeper import Keeper
+
 HEARTBEAT_S = 0.25
-PROBE_S = 2.0
-INVENTORY_S = 20.0  # an inventory waits for the command that runs; a frozen process never answers
+FACTS_POLL_S = 0.1
+POOL_OF_A_JOB = "job"  # what metrics call a pool without a name
+
+# Answers to a submitted window. An unknown client must introduce itself and submit what it misses.
+TAKEN, FULL, UNKNOWN = "taken", "full", "unknown"
 
 ROUTER_OPTIONS: dict[str, Any] = {
     "num_cpus": 0,
@@ -39,128 +44,112 @@ ROUTER_OPTIONS: dict[str, Any] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _Sent:
-    """A command on its way. result: a reference that only the client fetches."""
-
-    acknowledgement: Any
-    result: Any
-
-
-@dataclass(slots=True)
-class _Link:
-    """The way to one replica."""
-
-    slot: int
-    generation: int
-    actor: Any
-    sent: asyncio.Queue[_Sent] = field(default_factory=asyncio.Queue)
-    tasks: list[asyncio.Task[None]] = field(default_factory=list)
-    probing: bool = False
-
-
-@dataclass(slots=True)
-class _Client:
-    """What one client has not fetched yet."""
-
-    deliveries: deque[tuple[Delivery, Any]] = field(default_factory=deque)
-    delivered: int = 0
-    news: asyncio.Event = field(default_factory=asyncio.Event)
-
-
 class Router:
-    """Owns placement for every replica of a pool. All methods are coroutines on one event loop: no locks."""
+    """Owns placement for every replica of a pool. All methods are coroutines on one event loop: no locks.
 
-    def __init__(self, rules: PlacementRules) -> None:
+    name: of a pool that this router owns, empty if a job owns it. metrics: whether figures are exported.
+    """
+
+    def __init__(self, rules: PlacementRules, name: str = "", metrics: bool = False) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
         self._cpu_at_start_s = time.process_time()
         self._incarnation = uuid4().hex
-        self._placement = Placement(rules, Sizes({}))
-        self._links: dict[int, _Link] = {}
-        self._endings: dict[int, tuple[int, bool, str]] = {}
-        self._clients: dict[str, _Client] = {}
-        self._windows: dict[str, tuple[str, int, list[Any]]] = {}
-        self._submissions = 0
+        self._clients = Clients()
+        self._dispatch = Dispatcher(rules, self._clients.tokens, self._deliver, self._break)
         self._broken = ""
         self._ticker: asyncio.Task[None] | None = None
+        self._exporter = ray_exporter(name or POOL_OF_A_JOB) if metrics else None
+        self._keeper = self._own(name) if name else None
+        if name:
+            self._tick_from_now_on()
 
-    async def hello(self) -> tuple[int, str, int, str]:
-        """Wire version, a name that changes whenever this actor starts anew, its process and host."""
+    async def hello(self, client: str, label: str, lease_s: float) -> tuple[int, str, int, str]:
+        """A client introduces itself. Returns wire version, a name that changes whenever this actor starts
+        anew, its process and host.
+
+        lease_s: silence after which the client's windows are dropped; 0 if it cannot outlive this actor.
+        Raises TooManyClients.
+        """
+        self._tick_from_now_on()
+        self._clients.meet(client, label, lease_s, time.monotonic())
         return VERSION, self._incarnation, os.getpid(), socket.gethostname()
+
+    async def process(self) -> tuple[int, str]:
+        """Number and host of this process."""
+        return os.getpid(), socket.gethostname()
+
+    async def beat(self, client: str) -> bool:
+        """A client lives. False if it is not known."""
+        return self._clients.seen(client, time.monotonic()) is not None
+
+    async def leave(self, client: str) -> None:
+        """A client is done; what it has in flight is dropped."""
+        for key in self._clients.drop(client):
+            self._dispatch.cancel(key)
 
     async def attach(self, slot: int, generation: int, actor: list[Any], status_bytes: bytes) -> None:
         """Give work to a ready replica; twice is harmless. Raises WireError for another wire version."""
         status = decode_status(status_bytes)
-        known = self._links.get(slot)
-        if known is not None and known.generation >= generation:
-            return
-        if known is not None:
-            self._lose(known, "another generation came")
-        link = _Link(slot, generation, actor[0])
-        try:
-            answer = await asyncio.wait_for(link.actor.inventory.remote(), INVENTORY_S)
-        except (TimeoutError, ray.exceptions.RayError):
-            # Its owner learns of it by the death, and starts another.
-            ray.kill(link.actor)
-            return
-        if slot in self._links:
-            return
-        if status.facts is not None and not self._placement.replicas and not len(self._placement.tree):
-            self._placement.sizes = Sizes(status.facts.descriptor)
-        self._links[slot] = link
-        self._placement.attach(slot, generation, status.prefix_budget_bytes, decode_inventory(answer))
-        link.tasks = [self._start(self._watch(link)), self._start(self._acknowledgements(link))]
-        if self._ticker is None:
-            self._ticker = self._start(self._tick())
-        self._pump()
+        self._tick_from_now_on()
+        await self._dispatch.attach(slot, generation, actor[0], status)
 
     async def detach(self, slot: int, generation: int) -> tuple[bool, str]:
         """A replica is gone. Returns whether it got anything done, and why it was given up."""
-        link = self._links.get(slot)
-        if link is not None and link.generation == generation:
-            self._lose(link, "")
-        ended, progressed, reason = self._endings.get(slot, (0, False, ""))
-        return (progressed, reason) if ended == generation else (False, "")
+        return self._dispatch.detach(slot, generation)
 
-    async def submit(self, incarnation: str, head_bytes: bytes, tokens: list[Any]) -> bool:
-        """Take a window, or a part of one. False if the client knows an earlier incarnation."""
-        if incarnation != self._incarnation:
-            return False
+    async def drain(self, slot: int, generation: int) -> bool:
+        """Send a replica nothing more. Returns whether it has nothing left to do."""
+        return self._dispatch.drain(slot, generation)
+
+    async def submit(self, incarnation: str, head_bytes: bytes, tokens: list[Any]) -> str:
+        """Take a window, or a part of one: TAKEN, FULL (nothing was done: later), or UNKNOWN client."""
         head = decode_window(head_bytes)
-        self._submissions += 1
-        key = f"{head.client}/{head.window}/{self._submissions}"
-        self._windows[key] = (head.client, head.window, tokens)
-        self._clients.setdefault(head.client, _Client())
-        self._placement.add_window(key, head)
-        self._pump()
-        return True
+        client = self._clients.seen(head.client, time.monotonic())
+        if incarnation != self._incarnation or client is None:
+            return UNKNOWN
+        placement = self._dispatch.placement
+        queued = placement.queued_items
+        if not client.has_room(head.window) or (queued and queued + len(head.order) > MAX_QUEUED_ITEMS):
+            return FULL
+        placement.add_window(self._clients.open(head.client, head.window, tokens), head)
+        self._dispatch.pump()
+        return TAKEN
+
+    async def cancel(self, client: str, window: int) -> None:
+        """A client does not want a window any more. What runs of it is finished and ignored."""
+        for key in self._clients.cancel(client, window):
+            self._dispatch.cancel(key)
 
     async def collect(
         self, incarnation: str, client: str, after: int, timeout_s: float
     ) -> tuple[bytes, list[Any]] | None:
         """Deliveries numbered above `after` and a reference for each scored one; waits for the first.
 
-        None if the client knows an earlier incarnation. Raises RuntimeError if this actor itself is broken.
+        None if the client is not known here. Raises RuntimeError if nothing can go on.
         """
-        if incarnation != self._incarnation:
+        inbox = self._clients.seen(client, time.monotonic())
+        if incarnation != self._incarnation or inbox is None:
             return None
-        inbox = self._clients.setdefault(client, _Client())
-        while inbox.deliveries and inbox.deliveries[0][0].number <= after:
-            inbox.deliveries.popleft()
-        if not inbox.deliveries and not self._broken:
+        inbox.forget(after)
+        if not inbox.deliveries and not self._trouble():
             inbox.news.clear()
             try:
                 await asyncio.wait_for(inbox.news.wait(), timeout_s)
             except TimeoutError:
+                self._clients.seen(client, time.monotonic())
                 return encode_deliveries([]), []
-        if self._broken:
-            raise RuntimeError(self._broken)
+        if trouble := self._trouble():
+            raise RuntimeError(trouble)
         entries = list(inbox.deliveries)
         return encode_deliveries([d for d, _ in entries]), [ref for _, ref in entries if ref is not None]
 
     async def status(self) -> bytes:
-        """Counters and the state of each replica's mirror, as a msgpack map."""
-        placement = self._placement
+        """Counters, clients and the state of each replica's mirror, as a msgpack map."""
+        packed: bytes = msgpack.packb(self._status())
+        return packed
+
+    def _status(self) -> dict[str, Any]:
+        placement = self._dispatch.placement
         replicas = {
             str(slot): {
                 "generation": work.mirror.generation,
@@ -169,6 +158,10 @@ class Router:
                 "busy_s": work.busy_s,
                 "prefixes": len(work.mirror.entries),
                 "prefix_bytes": work.mirror.total_bytes,
+                "prefix_budget_bytes": work.mirror.budget_bytes,
+                "memory_bytes": self._dispatch.links[slot].model_bytes + work.mirror.total_bytes,
+                "computed_rows": work.computed_rows,
+                "total_rows": work.total_rows,
             }
             for slot, work in placement.replicas.items()
         }
@@ -176,121 +169,65 @@ class Router:
             "counters": asdict(placement.counters),
             "replicas": replicas,
             "queued": placement.queued_items,
+            "clients": self._clients.views(time.monotonic()),
+            "cpu_s": time.process_time() - self._cpu_at_start_s,
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
         }
-        packed: bytes = msgpack.packb({**body, "cpu_s": time.process_time() - self._cpu_at_start_s})
-        return packed
+        return body | (self._keeper.view() if self._keeper else {})
 
-    def _pump(self) -> None:
-        """Send every replica what it has room for. Synchronous: nothing changes between choice and count."""
-        for slot, link in list(self._links.items()):
-            while (command := self._placement.next_command(slot, time.monotonic())) is not None:
-                tokens = self._windows[command.window][2]
-                references = link.actor.run.options(num_returns=2).remote(encode_command(command), tokens)
-                link.sent.put_nowait(_Sent(*references))
+    async def facts(self, timeout_s: float) -> bytes:
+        """The status of a replica that is ready, once one is. Raises RuntimeError if none comes in time."""
+        assert self._keeper is not None, "only a named pool is asked"
+        deadline_s = time.monotonic() + timeout_s
+        while not (answer := self._keeper.ready_status()):
+            if (trouble := self._trouble()) or time.monotonic() > deadline_s:
+                raise RuntimeError(trouble or f"no replica was ready in {timeout_s} s")
+            await asyncio.sleep(FACTS_POLL_S)
+        return answer
 
-    async def _acknowledgements(self, link: _Link) -> None:
-        """Take the answers of one replica in the order its commands were sent."""
-        while True:
-            sent = await link.sent.get()
-            try:
-                ack = decode_ack(await sent.acknowledgement)
-                finished = self._placement.acknowledge(link.slot, ack, time.monotonic())
-                if finished is not None:
-                    self._deliver(finished, sent.result)
-                if self._placement.replicas[link.slot].resyncing and ack.epoch == self._epoch(link):
-                    self._placement.resync(link.slot, decode_inventory(await link.actor.inventory.remote()))
-            except (ray.exceptions.RayError, WireError) as error:
-                # Dead, unreachable, unfit or unreadable: nothing it may still do will be believed.
-                self._lose(link, _reason(error))
-                return
-            if self._placement.is_unfit(link.slot):
-                self._lose(link, f"it refused everything, the last time with: {ack.refused}")
-                return
-            self._pump()
+    async def scale(self, num_replicas: int) -> None:
+        """Have so many replicas from now on. Returns at once; status shows how far it is."""
+        assert self._keeper is not None, "only a named pool is asked"
+        await self._keeper.scale(num_replicas)
 
-    def _epoch(self, link: _Link) -> int:
-        return self._placement.replicas[link.slot].mirror.epoch
+    def _own(self, name: str) -> Keeper:
+        # Loaded by the router of a named pool alone: a router that starts anew should not take long.
+        from .keeper import Keeper
 
-    async def _watch(self, link: _Link) -> None:
-        """The fastest sign of a death: the failure of a call that never returns."""
-        try:
-            await link.actor.until_death.remote()
-        except ray.exceptions.RayError as error:
-            self._lose(link, _reason(error))
+        keeper = Keeper(name, self._dispatch, asyncio.get_running_loop())
+        keeper.start()
+        return keeper
+
+    def _tick_from_now_on(self) -> None:
+        if self._ticker is None:
+            self._ticker = self._dispatch.start(self._tick())
 
     async def _tick(self) -> None:
-        """Replicas that hang give no sign at all; only a deadline finds them."""
         while True:
             await asyncio.sleep(HEARTBEAT_S)
-            for slot in self._placement.overdue(time.monotonic()):
-                link = self._links[slot]
-                if not link.probing:
-                    link.probing = True
-                    link.tasks.append(self._start(self._probe(link)))
+            self._dispatch.probe_late()
+            for client in self._clients.expired(time.monotonic()):
+                await self.leave(client)
+            if self._trouble():
+                self._wake_all()
+            if self._exporter is not None:
+                self._exporter.export(self._status)
 
-    async def _probe(self, link: _Link) -> None:
-        """Ask a late replica for a sign of life: one that answers is given time, once; else it is lost."""
-        try:
-            await asyncio.wait_for(link.actor.health.remote(), PROBE_S)
-        except (TimeoutError, ray.exceptions.RayError):
-            self._lose(link, "a command took far longer than it should, and the process does not answer")
-            return
-        link.probing = False
-        if link.slot in self._placement.overdue(time.monotonic()) and not self._placement.spare(link.slot):
-            self._lose(link, "a command took far longer than it should, though the process answers")
-
-    def _lose(self, link: _Link, reason: str) -> None:
-        """Give a replica up: end it for certain, and give its work to the others."""
-        if self._links.get(link.slot) is not link:
-            return
-        del self._links[link.slot]
-        ray.kill(link.actor)
-        acknowledged = self._placement.replicas[link.slot].mirror.acknowledged
-        given_up = self._placement.detach(link.slot)
-        self._endings[link.slot] = (link.generation, bool(acknowledged or given_up), reason)
-        for finished in given_up:
-            self._deliver(finished, None)
-        current = asyncio.current_task()
-        for task in link.tasks:
-            if task is not current:
-                task.cancel()
-        self._pump()
+    def _trouble(self) -> str:
+        return self._broken or (self._keeper.trouble() if self._keeper is not None else "")
 
     def _deliver(self, finished: Finished, result: Any) -> None:
-        client, window, _ = self._windows[finished.window]
-        inbox = self._clients[client]
-        inbox.delivered += 1
-        delivery = Delivery(
-            number=inbox.delivered,
-            window=window,
-            items=finished.items,
-            error_class=finished.error_class,
-            message=finished.message,
-            attempts=finished.attempts,
-            rows=finished.rows,
-        )
-        inbox.deliveries.append((delivery, result))
-        inbox.news.set()
-        if finished.window not in self._placement.plans:
-            del self._windows[finished.window]
+        last = finished.window not in self._dispatch.placement.plans
+        self._clients.deliver(finished, result, last=last)
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(work)
-        task.add_done_callback(self._ended)
-        return task
+    def _break(self, reason: str) -> None:
+        self._broken = reason
+        self._wake_all()
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        # A defect in here must reach the client as an error and never as a job that waits for ever.
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._broken = f"router failed: {type(error).__name__}: {error}"
-            for client in self._clients.values():
-                client.news.set()
-
-
-def _reason(error: Exception) -> str:
-    """What a replica's own exception says, without Ray's stack trace; else the kind of death."""
-    cause = error if isinstance(error, WireError) else getattr(error, "cause", None)
-    return str(cause) if cause is not None else type(error).__name__
+    def _wake_all(self) -> None:
+        for client in self._clients:
+            client.news.set()
 
 
 def check_hello(hello: tuple[int, str, int, str]) -> tuple[str, int, str]:

@@ -13,7 +13,12 @@ from typing import Any
 import ray
 from ray._private import worker as ray_worker
 
-from .supervisor import PoolError
+from .fleet import PoolError
+
+try:
+    from ray._private.authentication import authentication_token_setup as token_setup
+except ImportError:  # an older Ray knows no tokens
+    token_setup = None
 
 CONNECT_S = 5.0
 JOIN_S = 30.0
@@ -48,6 +53,26 @@ def connect(address: str | None) -> bool:
     return True
 
 
+def join(address: str | None) -> None:
+    """Make sure that Ray runs, in a cluster that this process does not end: a named pool lives on there.
+
+    address: a cluster, or None for RAY_ADDRESS, or else the one of this machine. Raises PoolError.
+    """
+    if ray.is_initialized():
+        return
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)
+    _silence()
+    target = address or os.environ.get("RAY_ADDRESS")
+    if target == "local":
+        raise PoolError(
+            "RAY_ADDRESS is 'local', a session that ends with this process, and a named pool needs a cluster "
+            "that stays: start one with `ray start --head` and unset RAY_ADDRESS"
+        )
+    source = "ray_address" if address else "RAY_ADDRESS" if target else "this machine's cluster"
+    _join(target or "auto", source)
+
+
 def _join(address: str, source: str) -> None:
     """Connect to a cluster. source: the setting that named it."""
     where = f"cannot connect to Ray at {address!r} ({source})"
@@ -59,6 +84,7 @@ def _join(address: str, source: str) -> None:
             socket.create_connection((match["host"].strip("[]"), int(match["port"])), CONNECT_S).close()
         except (OSError, OverflowError) as error:
             raise PoolError(f"{where}: {error}: {todo}") from error
+    _use_token()
     joined: Future[None] = Future()
 
     def join() -> None:
@@ -79,6 +105,16 @@ def _join(address: str, source: str) -> None:
     except Exception as error:
         # Ray raises many types here, Exception itself among them.
         raise PoolError(f"{where}: {type(error).__name__}: {error}: {todo}") from error
+
+
+def _use_token() -> None:
+    """Show the token that lies ready here to a cluster that asks for one, as Ray's own commands do.
+
+    Ray's init does so only where RAY_AUTH_MODE says token; what that says, if anything, still holds.
+    """
+    if token_setup is not None and hasattr(token_setup, "maybe_enable_token_auth_if_token_available"):
+        logging.getLogger(token_setup.__name__).setLevel(logging.ERROR)
+        token_setup.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
 
 
 def _start_session() -> None:

@@ -99,7 +99,7 @@ class ScoreSettings:
 
 @dataclass(frozen=True, slots=True)
 class PoolRequest:
-    """What the command line says of the pool. None: the default."""
+    """What the command line says of the pool. None: the default. name: of a pool that is up already."""
 
     model: Path | None = None
     replicas: int | None = None
@@ -108,6 +108,7 @@ class PoolRequest:
     threads: int | None = None
     numeric: str = "fp16"
     device: Literal["cpu", "cuda"] = "cpu"
+    name: str | None = None
 
 
 def parse_window(text: str) -> int | None:

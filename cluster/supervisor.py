@@ -1,7 +1,7 @@
-"""The replicas of one pool as their owner sees them: started, watched, replaced by new generations.
+"""The replica actors of one pool: started, watched, replaced, drained, by one thread of the pool's owner.
 
-Invariant: a slot is given up after `crash_limit` deaths in a row without any work done; nothing is retried
-for ever.
+A job owns its pool itself; a named pool is owned by its router, which may find replicas that an earlier
+router started. What is to be done is decided in fleet.py, the same for both; this does it on Ray.
 """
 
 from __future__ import annotations
@@ -9,92 +9,119 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 import ray
 
 from ..workers.model import ReplicaSettings
 from ..workers.replica import REPLICA_OPTIONS, Replica
-from ..workers.status import ModelFacts, State, Status, decode_status
+from ..workers.status import ModelFacts, Status
 from ..workers.wire import WireError
+from .fleet import Fleet, PoolError, Slot
 
 LOG = logging.getLogger(__name__)
 
-LONGEST_PAUSE_S = 60.0
 POLL_S = 0.2
+DRAIN_S = 60.0
+CLOSE_S = 5.0
+
+Naming = Callable[[int, int], dict[str, Any]]
 
 
-class PoolError(RuntimeError):
-    """The pool cannot go on: the infrastructure failed, not an item."""
+class RouterLink(Protocol):
+    """How the owner of replicas tells the router of them. Any call may fail while the router restarts."""
 
+    def attach(self, slot: Slot) -> bool:
+        """A replica is ready for work. Returns whether the router knows it now."""
 
-@dataclass(slots=True)
-class Slot:
-    """One place for a replica. state: starting, up, waiting (for its next start) or given up."""
+    def detach(self, slot: Slot) -> tuple[bool, str]:
+        """A replica is gone. Returns whether it got anything done, and why the router gave it up."""
 
-    index: int
-    generation: int = 0
-    state: str = "waiting"
-    actor: Any = None
-    ready: Any = None
-    watch: Any = None
-    status: Status | None = None
-    status_bytes: bytes = b""
-    attached: bool = False
-    barren: int = 0
-    started_s: float = 0.0
-    restart_s: float = 0.0
-    trouble: str = ""
+    def drain(self, slot: Slot) -> bool:
+        """A replica gets nothing new. Returns whether it has nothing left to do."""
 
 
 class Supervisor:
-    """Owns the replica actors. `attach` and `detach` tell the router; both may fail while it restarts."""
+    """Owns the replica actors. naming: options by slot and generation of actors that outlive it."""
 
     def __init__(
-        self, settings: ReplicaSettings, options: dict[str, Any], slots: int, crash_limit: int
+        self,
+        settings: ReplicaSettings,
+        options: Mapping[str, Any],
+        fleet: Fleet,
+        naming: Naming = lambda slot, generation: {},
     ) -> None:
         self._settings = settings
-        self._options = options
-        self._crash_limit = crash_limit
-        self._allow_mixed, self._start_timeout_s = False, 0.0
-        self.slots = [Slot(index) for index in range(slots)]
-        self.facts: ModelFacts | None = None
-        self.deaths = 0
+        self._options = dict(options)
+        self._naming = naming
+        self._start_timeout_s = 0.0
+        self.fleet = fleet
         self._actor_class = ray.remote(**REPLICA_OPTIONS)(Replica)
+        self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._attach: Callable[[Slot], bool] = lambda slot: False
+        self._router: RouterLink | None = None
+        self._begin: Callable[[], None] = lambda: None
         self._failure = ""
-        self._detach: Callable[[Slot], tuple[bool, str]] = lambda slot: (False, "")
+
+    @property
+    def slots(self) -> list[Slot]:
+        """A snapshot of the slots."""
+        return list(self.fleet.slots)
+
+    @property
+    def facts(self) -> ModelFacts | None:
+        """What the replicas have loaded, once one has."""
+        return self.fleet.facts
 
     def spawn_all(self) -> None:
         """Start every replica, without waiting."""
-        for slot in self.slots:
+        for slot in self.fleet.due(time.monotonic()):
             self._spawn(slot)
+
+    def adopt(self, slot: Slot, generation: int, actor: Any) -> None:
+        """Own a replica that an earlier owner started."""
+        slot.actor, slot.ready, slot.watch = actor, actor.ready.remote(), actor.until_death.remote()
+        self.fleet.adopt(slot, generation, time.monotonic())
 
     def wait_ready(self, timeout_s: float, *, allow_mixed: bool) -> None:
         """Wait until every replica has loaded. Raises PoolError with the reason of one that did not."""
-        self._allow_mixed, self._start_timeout_s = allow_mixed, timeout_s
+        self.limit(timeout_s, allow_mixed=allow_mixed)
         deadline = time.monotonic() + timeout_s
         for slot in self.slots:
             try:
                 answer = ray.get(slot.ready, timeout=max(deadline - time.monotonic(), 0.001))
             except ray.exceptions.GetTimeoutError:
-                raise PoolError(self._late(slot, timeout_s)) from None
+                raise PoolError(self._late(slot)) from None
             except ray.exceptions.RayError as death:
                 raise PoolError(
                     f"replica {slot.index} died while it loaded {self._settings.model}: {death}"
                 ) from None
-            if trouble := self._welcome(slot, answer):
+            if trouble := self.fleet.welcome(slot, answer):
                 raise PoolError(trouble)
 
-    def watch(self, attach: Callable[[Slot], bool], detach: Callable[[Slot], tuple[bool, str]]) -> None:
-        """Begin to replace dead replicas."""
-        self._attach, self._detach = attach, detach
+    def limit(self, start_timeout_s: float, *, allow_mixed: bool) -> None:
+        """How long a replica may take to get ready, and whether replicas may compute differently."""
+        self._start_timeout_s, self.fleet.allow_mixed = start_timeout_s, allow_mixed
+
+    def watch(self, router: RouterLink, begin: Callable[[], None] = lambda: None) -> None:
+        """Begin to replace dead replicas. begin: what the thread does first."""
+        self._router, self._begin = router, begin
         self._thread = threading.Thread(target=self._watch, name="pool-supervisor", daemon=True)
         self._thread.start()
+
+    def scale(self, num_replicas: int, settings: ReplicaSettings, options: Mapping[str, Any]) -> None:
+        """Have so many replicas from now on; returns at once. Those that leave finish what they have.
+
+        settings, options: of the replicas that are started from now on.
+        """
+        with self._lock:
+            self._settings, self._options = settings, dict(options)
+            removed = self.fleet.resize(num_replicas, time.monotonic() + DRAIN_S)
+        for slot in removed:
+            if slot.actor is not None:
+                ray.kill(slot.actor)
 
     def up(self) -> list[Slot]:
         """Slots whose replica takes work."""
@@ -102,19 +129,15 @@ class Supervisor:
 
     def trouble(self) -> str:
         """Why nothing can go on, if every slot was given up; else empty."""
-        if self._failure:
-            return self._failure
-        if any(slot.state != "given up" for slot in self.slots):
-            return ""
-        return f"all {len(self.slots)} replicas were lost; the last: {self.slots[-1].trouble}"
+        return self._failure or self.fleet.trouble()
 
     def close(self, timeout_s: float) -> list[Status]:
         """Drain every replica and end those that do not. Returns the last statuses, for their processes."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
-        alive = [slot for slot in self.slots if slot.actor is not None and slot.state in ("up", "starting")]
-        drained = [slot.actor.drain.remote() for slot in alive if slot.state == "up"]
+        up = [slot for slot in self.slots if slot.actor is not None and slot.state == "up"]
+        drained = [slot.actor.drain.remote() for slot in up]
         if drained:
             ray.wait(drained, num_returns=len(drained), timeout=timeout_s)
         for slot in self.slots:
@@ -123,49 +146,24 @@ class Supervisor:
         return [slot.status for slot in self.slots if slot.status is not None]
 
     def _spawn(self, slot: Slot) -> None:
-        slot.generation += 1
+        self.fleet.begin(slot, time.monotonic())
         hide_gpus = not self._options.get("num_gpus")
-        slot.actor = self._actor_class.options(**self._options).remote(self._settings, hide_gpus)
+        options = {**self._options, **self._naming(slot.index, slot.generation)}
+        slot.actor = self._actor_class.options(**options).remote(self._settings, hide_gpus)
         slot.ready, slot.watch = slot.actor.ready.remote(), slot.actor.until_death.remote()
-        slot.state, slot.attached, slot.started_s = "starting", False, time.monotonic()
 
-    def _welcome(self, slot: Slot, answer: bytes) -> str:
-        """Check what a replica says of itself. Returns why it is of no use, or nothing and it is up."""
-        status = decode_status(answer)
-        if status.state != State.READY or status.facts is None:
-            return (
-                f"replica {slot.index} could not load {self._settings.model}: phase {status.phase}: "
-                f"{status.message} (threads {self._settings.threads}, options {self._settings.load_options})"
-            )
-        if self.facts is None:
-            self.facts = status.facts
-        if trouble := self._unlike(status.facts, slot.index):
-            return trouble
-        slot.status, slot.status_bytes, slot.state = status, answer, "up"
-        return ""
-
-    def _unlike(self, facts: ModelFacts, index: int) -> str:
-        assert self.facts is not None
-        for name in ("digest", "numerics_id", "self_test"):
-            ours, theirs = getattr(self.facts, name), getattr(facts, name)
-            if ours != theirs and (name == "digest" or not self._allow_mixed):
-                return (
-                    f"replica {index} has {name} {theirs}, the pool has {ours}: "
-                    "scores would depend on placement: use equal machines and builds, or allow_mixed"
-                )
-        return ""
-
-    def _late(self, slot: Slot, timeout_s: float) -> str:
+    def _late(self, slot: Slot) -> str:
         have, free = ray.cluster_resources(), ray.available_resources()
         asked = {key: self._options.get(key) for key in ("num_cpus", "num_gpus")}
         return (
-            f"replica {slot.index} was not ready in {timeout_s} s: it asked for {asked}, the cluster has "
-            f"{have.get('CPU', 0)} CPU and {have.get('GPU', 0)} GPU, free are "
+            f"replica {slot.index} was not ready in {self._start_timeout_s} s: it asked for {asked}, the "
+            f"cluster has {have.get('CPU', 0)} CPU and {have.get('GPU', 0)} GPU, free are "
             f"{free.get('CPU', 0)} and {free.get('GPU', 0)}"
         )
 
     def _watch(self) -> None:
         try:
+            self._begin()
             while not self._stop.is_set():
                 self._turn()
         except BaseException as error:
@@ -175,22 +173,31 @@ class Supervisor:
 
     def _turn(self) -> None:
         """Wait for one event of a replica, briefly, and do what is due."""
-        waiting = {slot.watch: slot for slot in self.slots if slot.state in ("up", "starting")}
+        waiting = {slot.watch: slot for slot in self.slots if slot.state in ("up", "starting", "draining")}
         waiting |= {slot.ready: slot for slot in self.slots if slot.state == "starting"}
         done, _ = ray.wait(list(waiting), num_returns=1, timeout=POLL_S) if waiting else ([], [])
-        for reference in done:
-            self._handle(waiting[reference], reference)
-        for slot in self.slots:
-            if slot.state == "waiting" and time.monotonic() >= slot.restart_s:
-                self._spawn(slot)
-            if slot.state == "starting" and time.monotonic() > slot.started_s + self._start_timeout_s:
-                trouble = self._late(slot, self._start_timeout_s)
-                ray.kill(slot.actor)
-                self._lost(slot, trouble)
-            if slot.state == "up" and not slot.attached:
-                slot.attached = self._attach(slot)
+        with self._lock:
+            for reference in done:
+                # A slot that scale() removed during the wait is nobody's business any more.
+                if waiting[reference] in self.fleet.slots:
+                    self._handle(waiting[reference], reference)
+            self._do_what_is_due(time.monotonic())
         if not waiting:
             self._stop.wait(POLL_S)
+
+    def _do_what_is_due(self, now_s: float) -> None:
+        for slot in self.fleet.due(now_s):
+            self._spawn(slot)
+        for slot in self.fleet.late(now_s, self._start_timeout_s):
+            trouble = self._late(slot)
+            ray.kill(slot.actor)
+            self._lost(slot, trouble)
+        assert self._router is not None
+        for slot in self.slots:
+            if slot.state == "up" and not slot.attached:
+                slot.attached = self._router.attach(slot)
+            elif slot.state == "draining" and (self._router.drain(slot) or now_s > slot.drain_until_s):
+                self._end(slot)
 
     def _handle(self, slot: Slot, reference: Any) -> None:
         try:
@@ -199,7 +206,7 @@ class Supervisor:
             self._lost(slot, f"{type(death).__name__}: {death}".splitlines()[0])
             return
         try:
-            trouble = self._welcome(slot, answer)
+            trouble = self.fleet.welcome(slot, answer)
         except WireError as error:
             trouble = str(error)
         if trouble:
@@ -207,21 +214,23 @@ class Supervisor:
             self._lost(slot, trouble)
 
     def _lost(self, slot: Slot, trouble: str) -> None:
-        """Plan the next generation: at once if this one did any work, else later and in the end never."""
-        self.deaths += 1
-        progressed, reason = self._detach(slot) if slot.state == "up" else (False, "")
-        slot.barren = 0 if progressed else slot.barren + 1
-        slot.trouble = reason or trouble
-        given_up = slot.barren >= self._crash_limit
-        LOG.warning(
-            "replica %d was lost (%s): %s",
-            slot.index,
-            slot.trouble,
-            "not replaced" if given_up else "another is started, its items are scored again",
-        )
-        if given_up:
-            slot.state = "given up"
-            return
-        pause_s = min(2.0 ** (slot.barren - 2), LONGEST_PAUSE_S) if slot.barren > 1 else 0.0
-        slot.restart_s = time.monotonic() + pause_s
-        slot.state = "waiting"
+        assert self._router is not None
+        took_work = slot.state in ("up", "draining")
+        progressed, reason = self._router.detach(slot) if took_work else (False, "")
+        leaving = slot.state == "draining"
+        replaced = self.fleet.lost(slot, reason or trouble, progressed=progressed, now_s=time.monotonic())
+        if not leaving:
+            LOG.warning(
+                "replica %d was lost (%s): %s",
+                slot.index,
+                slot.trouble,
+                "another is started, its items are scored again" if replaced else "not replaced",
+            )
+
+    def _end(self, slot: Slot) -> None:
+        """A replica leaves: what it may still have goes to others, its model is closed, its process ended."""
+        assert self._router is not None
+        self._router.detach(slot)
+        ray.wait([slot.actor.drain.remote()], timeout=CLOSE_S)
+        ray.kill(slot.actor)
+        self.fleet.left(slot)

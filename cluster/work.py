@@ -14,7 +14,10 @@ from .pool_tree import PoolTree
 
 @dataclass(slots=True)
 class Work:
-    """One replica as placement sees it. run: its part of the plan. spared: late once, but it answered."""
+    """One replica as placement sees it. run: its part of the plan. spared: late once, but it answered.
+
+    busy_s, computed_rows and total_rows are of finished commands, as in Counters.
+    """
 
     mirror: Mirror
     rates: Rates
@@ -23,6 +26,8 @@ class Work:
     spared: bool = False
     refusals_in_row: int = 0
     busy_s: float = 0.0
+    computed_rows: int = 0
+    total_rows: int = 0
 
 
 @dataclass(slots=True)

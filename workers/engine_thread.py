@@ -17,6 +17,7 @@ from typing import TypeVar
 import numpy as np
 
 from .executor import Executor, WindowTokens
+from .gpu_memory import wait_until_free
 from .inbox import GAP_S, Inbox
 from .model import ReplicaSettings
 from .self_test import self_test
@@ -151,6 +152,9 @@ class EngineThread:
             self.ended.set_result(None)
 
     def _load(self) -> Executor:
+        if self._settings.load_options.get("device") == "cuda":
+            self._phase = "GPU memory"
+            self._message = wait_until_free(self._settings.load_options.get("budget_bytes"))
         self._phase = "load"
         model = self._settings.load()
         self._phase = "self-test"

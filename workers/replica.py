@@ -17,6 +17,7 @@ from .model import ReplicaSettings
 from .status import encode_status
 
 WINDOWS_KEPT = 3
+NO_ITEMS = WindowTokens(np.empty(0, np.int32), np.zeros(1, np.int64), np.empty(0, np.int32))
 
 
 class Replica:
@@ -34,10 +35,13 @@ class Replica:
         """Carry out one command. window: one reference in a list, so that Ray does not fetch it on the way.
 
         Returns an Ack and a Result. Raises EngineUnfit if the engine broke: the replica must then be
-        replaced.
+        replaced. A window whose client died, and its ids with it, is refused in its turn: it has no items.
         """
         command = decode_command(command_bytes)
-        tokens = await self._window(command.window, window)
+        try:
+            tokens = await self._window(command.window, window)
+        except ray.exceptions.RayError:
+            tokens = NO_ITEMS
         ack, result = await asyncio.wrap_future(self._engine.submit(command, tokens))
         return encode_ack(ack), encode_result(result)
 

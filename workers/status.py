@@ -33,7 +33,7 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """A snapshot. phase and message: what failed, if unfit.
+    """A snapshot. phase and message: what failed, if unfit; else a message is about the GPU's other users.
 
     step_age_s: how long the running command has run, 0 if none. beat_age_s: since the thread's loop turned.
     """

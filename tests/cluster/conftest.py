@@ -25,6 +25,8 @@ from tinyloop.cluster.session import connect  # noqa: E402
 def session() -> Iterator[None]:
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([str(TESTS / "workers"), *filter(None, [before])])
+    # A test waits for a report, and Ray would make one every 10 s.
+    os.environ.setdefault("RAY_metrics_report_interval_ms", "1000")
     started = connect(None)
     yield
     if started:

@@ -297,6 +297,8 @@ def test_numbers_in_other_digits_are_usage_errors(
         "score": ["-i", "rows.jsonl", "-o", str(tmp_path / "out")],
         "convert": [str(tmp_path), str(tmp_path / "m.tloop")],
         "plan": [],
+        "scale": [],
+        "top": ["--once"],
     }
     for command, name, _ in number_options():
         option = f"--{name.replace('_', '-')}"

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from tiny_models import write_tiny
 from tinyloop.cluster.errors import ExitCode, InfrastructureError, UsageError
+from tinyloop.cluster.fleet import Fleet, PoolError
 from tinyloop.cluster.pool import ReplicaPool
 from tinyloop.cluster.pool_backend import JobPool, choose_model, open_pool
 from tinyloop.cluster.settings import PoolRequest, ScoreSettings
-from tinyloop.cluster.supervisor import PoolError, Supervisor
 from tinyloop.native.format import read_header
 from tinyloop.native.models import default_model_path
 from tinyloop.workers.engine_thread import EngineThread
@@ -99,8 +99,8 @@ def start_failure(path: Path, **load_options: Any) -> str:
     replica = ReplicaSettings(str(path), "tinyloop.native:load_model", 1, 0, load_options)
     thread = EngineThread(replica)
     thread.loaded.result(60)
-    supervisor = Supervisor(replica, {}, 1, 1)
-    trouble = supervisor._welcome(supervisor.slots[0], encode_status(thread.status()))
+    fleet = Fleet(1, 1, replica)
+    trouble = fleet.welcome(fleet.slots[0], encode_status(thread.status()))
     assert thread.close(10)
     return trouble
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from collecting import MakePool, expected, gather, values_of
 from simulated import ragged_items, shared_prefix_items
+from tinyloop.cluster.fleet import PoolError
 from tinyloop.cluster.items import Failed, Items
 from tinyloop.cluster.pool import ReplicaPool
-from tinyloop.cluster.supervisor import PoolError
 
 
 @pytest.mark.parametrize("replicas", [1, 2])

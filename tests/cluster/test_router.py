@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import ray
 from simulated import RULES, SimulatedReplica, shared_prefix_items
+from tinyloop.cluster.clients import MAX_WINDOWS
 from tinyloop.cluster.costs import PlacementRules
 from tinyloop.cluster.items import Items
-from tinyloop.cluster.router import Router, check_hello
+from tinyloop.cluster.router import FULL, TAKEN, UNKNOWN, Router, check_hello
 from tinyloop.cluster.segments import cut_window
 from tinyloop.cluster.wire import Delivery, decode_deliveries, encode_window
 from tinyloop.workers.messages import decode_command, encode_ack, encode_inventory
@@ -62,6 +63,11 @@ class Actor:
         command, acknowledgement = self.sent.pop(0)
         acknowledgement.set_result(encode_ack(self.simulated.run(decode_command(command), ITEMS)))
 
+    def refuse(self, reason: str) -> None:
+        command, acknowledgement = self.sent.pop(0)
+        ack = self.simulated._ack(decode_command(command), reason, (), 0, 0.0)
+        acknowledgement.set_result(encode_ack(ack))
+
 
 @pytest.fixture
 def killed(monkeypatch: pytest.MonkeyPatch) -> list[Actor]:
@@ -79,11 +85,11 @@ async def attached(rules: PlacementRules, *actors: Actor) -> tuple[Router, str]:
     router = Router(rules)
     for slot, actor in enumerate(actors):
         await router.attach(slot, 1, [actor], encode_status(READY))
-    return router, check_hello(await router.hello())[0]
+    return router, check_hello(await router.hello("me", "a test", 0.0))[0]
 
 
-async def submit(router: Router, incarnation: str, items: Items = ITEMS) -> bool:
-    head = cut_window(items, RULES, client="me", window=0)
+async def submit(router: Router, incarnation: str, items: Items = ITEMS, window: int = 0) -> str:
+    head = cut_window(items, RULES, client="me", window=window)
     return await router.submit(incarnation, encode_window(head), ["tokens"])
 
 
@@ -97,7 +103,7 @@ def test_two_commands_are_ahead_and_deliveries_are_kept_until_acknowledged(kille
     async def scenario() -> None:
         actor = Actor()
         router, name = await attached(PlacementRules(chunk_rows=100, chunk_items=4), actor)
-        assert await submit(router, name)
+        assert await submit(router, name) == TAKEN
         assert len(actor.sent) == 2
         actor.answer()
         first = await collect(router, name, after=0)
@@ -142,7 +148,7 @@ def test_a_death_moves_its_work_to_the_other_replica(killed: list[Actor]) -> Non
 def test_a_late_replica_is_given_up_only_if_it_does_not_answer(
     killed: list[Actor], monkeypatch: pytest.MonkeyPatch, answers: bool
 ) -> None:
-    monkeypatch.setattr("tinyloop.cluster.router.PROBE_S", 0.05)
+    monkeypatch.setattr("tinyloop.cluster.dispatch.PROBE_S", 0.05)
     monkeypatch.setattr("tinyloop.cluster.router.HEARTBEAT_S", 0.01)
 
     async def scenario() -> None:
@@ -150,7 +156,7 @@ def test_a_late_replica_is_given_up_only_if_it_does_not_answer(
         actor.answers_health = answers
         router, name = await attached(PlacementRules(first_ack_s=0.02, answering_factor=1000.0), actor)
         await submit(router, name)
-        while not killed and not router._placement.replicas[0].spared:
+        while not killed and not router._dispatch.placement.replicas[0].spared:
             await asyncio.sleep(0.01)
         assert killed == ([] if answers else [actor])
 
@@ -160,7 +166,7 @@ def test_a_late_replica_is_given_up_only_if_it_does_not_answer(
 def test_a_client_of_an_earlier_incarnation_is_told_so(killed: list[Actor]) -> None:
     async def scenario() -> None:
         router, _ = await attached(PlacementRules(), Actor())
-        assert not await submit(router, "an earlier one")
+        assert await submit(router, "an earlier one") == UNKNOWN
         assert await router.collect("an earlier one", "me", 0, 5.0) is None
 
     run(scenario())
@@ -198,9 +204,111 @@ def test_a_defect_in_the_router_reaches_the_client_as_an_error(
         actor = Actor()
         router, name = await attached(PlacementRules(), actor)
         await submit(router, name)
-        monkeypatch.setattr(router._placement, "acknowledge", lambda *_: {}["defect"])
+        monkeypatch.setattr(router._dispatch.placement, "acknowledge", lambda *_: {}["defect"])
         actor.answer()
         with pytest.raises(RuntimeError, match="router failed: KeyError: 'defect'"):
             await router.collect(name, "me", 0, 5.0)
+
+    run(scenario())
+
+
+def test_a_client_that_fetches_nothing_is_kept_waiting(killed: list[Actor]) -> None:
+    async def scenario() -> None:
+        router, name = await attached(PlacementRules(), Actor())
+        answers = [await submit(router, name, window=window) for window in range(MAX_WINDOWS + 1)]
+        assert answers == [TAKEN] * MAX_WINDOWS + [FULL]
+        # A part of a window that it has is no new one.
+        assert await submit(router, name, window=1) == TAKEN
+
+    run(scenario())
+
+
+def test_a_full_pool_takes_one_window_and_then_none_of_anybody(
+    killed: list[Actor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tinyloop.cluster.router.MAX_QUEUED_ITEMS", len(ITEMS) - 1)
+
+    async def scenario() -> None:
+        router, name = await attached(PlacementRules(), Actor())
+        assert await submit(router, name) == TAKEN
+        assert await submit(router, name, window=1) == FULL
+        await router.cancel("me", 0)
+        assert await submit(router, name, window=1) == TAKEN
+
+    run(scenario())
+
+
+def test_a_silent_client_is_dropped_and_one_that_beats_is_not(
+    killed: list[Actor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tinyloop.cluster.router.HEARTBEAT_S", 0.01)
+
+    async def scenario() -> None:
+        router, name = await attached(PlacementRules(), Actor())
+        await router.hello("me", "a test", 0.2)
+        await router.hello("other", "lives", 0.2)
+        router._clients._clients["me"].lease_s = 0.2
+        await submit(router, name)
+        while await router.beat("other") and router._dispatch.placement.queued_items:
+            await asyncio.sleep(0.01)
+        assert await router.beat("other")
+        assert not await router.beat("me")
+        assert await router.collect(name, "me", 0, 5.0) is None
+        assert await submit(router, name) == UNKNOWN
+
+    run(scenario())
+
+
+def test_a_draining_replica_finishes_two_commands_and_the_other_does_the_rest(killed: list[Actor]) -> None:
+    async def scenario() -> None:
+        leaving, staying = Actor(), Actor()
+        router, name = await attached(PlacementRules(chunk_rows=50, chunk_items=4), leaving, staying)
+        await submit(router, name)
+        assert not await router.drain(0, 1)
+        assert len(leaving.sent) == 2
+        after, found = 0, []
+        while leaving.sent or staying.sent:
+            (leaving if leaving.sent else staying).answer()
+            for delivery in await collect(router, name, after):
+                found += [*delivery.items]
+                after = delivery.number
+            assert await router.drain(0, 1) == (not leaving.sent)
+        assert sorted(found) == list(range(len(ITEMS)))
+        assert killed == []
+        assert router._dispatch.placement.counters.deaths == 0
+        assert await router.detach(0, 1) == (True, "")
+
+    run(scenario())
+
+
+def test_a_cancelled_window_is_not_delivered_and_its_commands_disturb_nobody(killed: list[Actor]) -> None:
+    async def scenario() -> None:
+        actor = Actor()
+        router, name = await attached(PlacementRules(chunk_rows=100, chunk_items=4), actor)
+        await submit(router, name)
+        await router.cancel("me", 0)
+        while actor.sent:
+            actor.answer()
+            await asyncio.sleep(0)
+        answer = await router.collect(name, "me", 0, 0.01)
+        assert answer is not None
+        assert decode_deliveries(answer[0]) == []
+        assert router._dispatch.placement.counters.mirror_differences == 0
+        assert list(router._clients._parts) == []
+
+    run(scenario())
+
+
+def test_a_window_whose_ids_are_lost_fails_and_its_replica_lives(killed: list[Actor]) -> None:
+    async def scenario() -> None:
+        actor = Actor()
+        router, name = await attached(PlacementRules(chunk_rows=100, chunk_items=4), actor)
+        await submit(router, name)
+        actor.refuse("unknown item: 3 of a window of 0 items")
+        (delivery,) = await collect(router, name, 0)
+        assert sorted(delivery.items) == list(range(len(ITEMS)))
+        assert delivery.error_class == "internal"
+        assert "could not be fetched" in delivery.message
+        assert killed == []
 
     run(scenario())

@@ -13,7 +13,7 @@ import pytest
 import ray
 from ray._private import worker as ray_worker
 from tinyloop.cluster import session as subject
-from tinyloop.cluster.supervisor import PoolError
+from tinyloop.cluster.fleet import PoolError
 
 
 class FakeRay:

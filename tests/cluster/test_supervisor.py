@@ -1,81 +1,109 @@
-"""When a replica is replaced: at once after work, later after none, and in the end never."""
+"""What the supervisor does to actors: late ones are ended, leaving ones drained first."""
 
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 import ray
-from tinyloop.cluster.supervisor import Slot, Supervisor
+from tinyloop.cluster.fleet import Fleet, Slot
+from tinyloop.cluster.supervisor import Supervisor
 from tinyloop.workers.model import ReplicaSettings
-from tinyloop.workers.status import ModelFacts, Status, encode_status
+
+SETTINGS = ReplicaSettings("model", "m:f", 1, 0, {})
+
+
+class FakeRouter:
+    """Counts what it is told; says that a slot is empty when the test does."""
+
+    def __init__(self) -> None:
+        self.detached: list[int] = []
+        self.empty = False
+
+    def attach(self, slot: Slot) -> bool:
+        return True
+
+    def detach(self, slot: Slot) -> tuple[bool, str]:
+        self.detached.append(slot.index)
+        return False, ""
+
+    def drain(self, slot: Slot) -> bool:
+        return self.empty
+
+
+class Drain:
+    @staticmethod
+    def remote() -> str:
+        return "drained"
+
+
+class Actor:
+    drain = Drain
 
 
 @pytest.fixture
-def supervisor() -> Supervisor:
-    made = Supervisor(ReplicaSettings("model", "m:f", 1, 0, {}), {}, slots=2, crash_limit=4)
+def killed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    killed: list[Any] = []
+    monkeypatch.setattr(ray, "wait", lambda *_, **__: ([], []))
+    monkeypatch.setattr(ray, "kill", killed.append)
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 2.0})
+    monkeypatch.setattr(ray, "available_resources", lambda: {"CPU": 1.0})
+    return killed
+
+
+@pytest.fixture
+def supervisor(killed: list[Any]) -> Supervisor:
+    made = Supervisor(SETTINGS, {}, Fleet(2, 4, SETTINGS))
+    made.limit(10.0, allow_mixed=False)
+    made._router = FakeRouter()
     for slot in made.slots:
-        slot.state = "up"
+        slot.state, slot.actor = "up", Actor()
+        slot.watch, slot.ready = f"w{slot.index}", f"r{slot.index}"
     return made
 
 
-def lose(supervisor: Supervisor, slot: Slot, progressed: bool) -> float:
-    """Seconds until the next start of the slot."""
-    supervisor._detach = lambda _: (progressed, "why")
-    supervisor._lost(slot, "died")
-    pause_s = slot.restart_s - time.monotonic()
-    if slot.state == "waiting":
-        slot.state = "up"
-    return pause_s
-
-
-def test_pauses_grow_without_progress_and_end_in_an_error(supervisor: Supervisor) -> None:
-    for slot in supervisor.slots:
-        pauses = [lose(supervisor, slot, progressed=False) for _ in range(3)]
-        assert pauses == pytest.approx([0.0, 1.0, 2.0], abs=0.2)
-        assert supervisor.trouble() == ""
-        lose(supervisor, slot, progressed=False)
-        assert slot.state == "given up"
-    assert supervisor.trouble() == "all 2 replicas were lost; the last: why"
-
-
-def test_a_replica_that_did_some_work_is_replaced_at_once_however_often(supervisor: Supervisor) -> None:
-    slot = supervisor.slots[0]
-    for _ in range(20):
-        lose(supervisor, slot, progressed=False)
-        assert lose(supervisor, slot, progressed=True) == pytest.approx(0.0, abs=0.2)
-    assert slot.state == "up"
-    assert supervisor.deaths == 40
-
-
-@pytest.mark.parametrize(
-    ("allow_mixed", "field"), [(False, "numerics_id"), (False, "self_test"), (True, "digest")]
-)
-def test_a_replica_that_computes_otherwise_is_not_taken(
-    supervisor: Supervisor, allow_mixed: bool, field: str
-) -> None:
-    supervisor._allow_mixed = allow_mixed
-    facts = {"digest": "d", "numerics_id": "cpu/avx2", "self_test": "t"}
-    answers = []
-    for values in (facts, {**facts, field: "other"}):
-        known = ModelFacts(max_seq_len=8, descriptor={}, **values)
-        status = Status("ready", "run", "", 1, "host", 0, 0, 0, 0.0, 0.0, 0, 0, 0, 0, 0, known)
-        answers.append(supervisor._welcome(supervisor.slots[0], encode_status(status)))
-    assert answers[0] == ""
-    assert f"has {field} other, the pool has {facts[field]}" in answers[1]
-
-
-def test_a_replacement_that_never_gets_ready_is_given_up(
-    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ray, "wait", lambda *_, **__: ([], []))
-    monkeypatch.setattr(ray, "kill", lambda _: None)
-    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 2.0})
-    monkeypatch.setattr(ray, "available_resources", lambda: {"CPU": 1.0})
+def test_a_replacement_that_never_gets_ready_is_given_up(supervisor: Supervisor, killed: list[Any]) -> None:
     late, fresh = supervisor.slots
-    late.state, late.watch, late.ready, late.started_s = "starting", "w0", "r0", time.monotonic() - 11.0
-    fresh.state, fresh.watch, fresh.ready, fresh.started_s = "starting", "w1", "r1", time.monotonic()
-    supervisor._start_timeout_s = 10.0
+    late.state, late.started_s = "starting", time.monotonic() - 11.0
+    fresh.state, fresh.started_s = "starting", time.monotonic()
     supervisor._turn()
     assert (late.state, fresh.state) == ("waiting", "starting")
+    assert killed == [late.actor]
     assert "was not ready in 10.0 s" in late.trouble
+
+
+def test_a_leaving_replica_is_ended_when_it_has_nothing_left(
+    supervisor: Supervisor, killed: list[Any]
+) -> None:
+    router = supervisor._router
+    assert isinstance(router, FakeRouter)
+    leaving = supervisor.slots[1]
+    supervisor.scale(1, SETTINGS, {})
+    supervisor._turn()
+    assert (leaving.state, killed) == ("draining", [])
+    router.empty = True
+    supervisor._turn()
+    assert killed == [leaving.actor]
+    assert [slot.index for slot in supervisor.slots] == [0]
+
+
+def test_a_replica_that_does_not_finish_is_ended_at_its_deadline(
+    supervisor: Supervisor, killed: list[Any]
+) -> None:
+    supervisor.scale(1, SETTINGS, {})
+    leaving = supervisor.slots[1]
+    leaving.drain_until_s = time.monotonic() - 1.0
+    supervisor._turn()
+    assert killed == [leaving.actor]
+    router = supervisor._router
+    assert isinstance(router, FakeRouter)
+    assert router.detached == [1]
+
+
+def test_one_that_still_loads_is_ended_at_once(supervisor: Supervisor, killed: list[Any]) -> None:
+    supervisor.slots[1].state = "starting"
+    loading = supervisor.slots[1].actor
+    supervisor.scale(1, SETTINGS, {})
+    assert killed == [loading]
+    assert len(supervisor.slots) == 1

@@ -14,10 +14,16 @@ ROOMS = ("native", "workers", "cluster")
 BELOW = {"native": {"native"}, "workers": {"workers", "native"}, "cluster": {"cluster", "workers", "native"}}
 RAY_FILES = {
     "workers/replica.py",
-    "cluster/router.py",
-    "cluster/pool.py",
+    "cluster/dispatch.py",
     "cluster/supervisor.py",
+    "cluster/registry.py",
+    "cluster/homes.py",
+    "cluster/named_pool.py",
+    "cluster/client.py",
+    "cluster/pool.py",
     "cluster/session.py",
+    "cluster/doctor/child.py",
+    "cluster/ray_metrics.py",
     "cluster/cli.py",
 }
 # Training and the reference are tools of development; the converter reads foreign weights.

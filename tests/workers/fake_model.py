@@ -2,10 +2,10 @@
 depth and nothing else, so any mix-up of prefixes, items or depths changes numbers.
 
 The model file is JSON: {"vocab": 1000, "bytes_per_token": 100, "memory_bytes": 10**9, "row_seconds": 0.0,
-"exit_on": id,
-"nan_on": id, "oom_on": id, "break_on": id, "stop_on": id, "marker": path, "fail_load": text, "numerics":
-"fake"}.
-exit_on ends the process; stop_on freezes it, once for each marker file.
+"exit_on": id, "nan_on": id, "oom_on": id, "break_on": id, "stop_on": id, "marker": path, "fail_load": text,
+"numerics": "fake"}. exit_on ends the process; stop_on freezes it, once for each marker file. disturb: a
+folder; a file in it named exception-N, oom-N or hang-N is taken away by one call, and happens to it. log: a
+file in which every call notes its process and when it began, in seconds of the monotonic clock.
 """
 
 from __future__ import annotations
@@ -158,6 +158,11 @@ class FakeModel:
     def _enter(self, token_ids: NDArray[np.int32]) -> None:
         assert threading.get_ident() == self._owner, "a model is used by the thread that made it"
         assert not self.closed
+        if "log" in self.config:
+            with open(self.config["log"], "a") as log:
+                log.write(f"{os.getpid()} {time.monotonic()}\n")
+        if "disturb" in self.config:
+            _happen(Path(self.config["disturb"]))
         ids = set(token_ids.tolist())
         if min(ids) < 0 or max(ids) >= self.config["vocab"]:
             raise InvalidInputError("token out of range")
@@ -171,6 +176,19 @@ class FakeModel:
             os.kill(os.getpid(), signal.SIGSTOP)
         if self.config["row_seconds"]:
             time.sleep(self.config["row_seconds"] * len(token_ids))
+
+
+def _happen(folder: Path) -> None:
+    for name in os.listdir(folder):
+        try:
+            (folder / name).unlink()
+        except FileNotFoundError:
+            continue  # it happens to another
+        if name.startswith("exception"):
+            raise RuntimeError("device lost")
+        if name.startswith("oom"):
+            raise OutOfMemoryError("no memory at this moment")
+        time.sleep(3600)
 
 
 def _first_time(marker: Path) -> bool:

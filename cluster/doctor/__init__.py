@@ -1,0 +1,1 @@
+"""What is wrong with a machine, and what to do about it: facts, pure checks of them, findings."""
