@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from hashlib import blake2b
 
 import numpy as np
 
-from ..workers.wire import DIGEST_BYTES
 from .items import Int32Array, Items
+from .keys import prefix_digest
 from .wire import WindowHead
 
 
@@ -70,14 +69,6 @@ def cut_window(
         node_of=kept.node_of,
         ideal_rows=ideal_rows,
     )
-
-
-def prefix_digest(token_ids: Int32Array, depth: int, model_digest: str) -> bytes:
-    """Key of one prefix: 16 bytes over its whole int32 ids, the depth it was run at and the model."""
-    key = blake2b(digest_size=DIGEST_BYTES, person=depth.to_bytes(16, "little"))
-    key.update(model_digest.encode())
-    key.update(np.ascontiguousarray(token_ids, dtype="<i4").tobytes())
-    return key.digest()
 
 
 def _usable_lengths(items: Items, vocab_size: int) -> Int32Array:

@@ -24,15 +24,15 @@ BYTES_PER_TOKEN = 32  # at depth 1, as the estimate from the descriptor has it
 
 @dataclass
 class TableModel:
-    """Enough of a model for a prefix table."""
+    """Enough of a model for a prefix table. block_tokens: memory is given out in units of so many tokens."""
 
     memory_bytes: int
+    block_tokens: int = 1
     used_bytes: int = 0
 
     def prefix(self, token_ids: Any, depth: int = 1, parent: Any = None) -> TablePrefix:
-        made = TablePrefix(
-            self, len(token_ids) + (parent.length if parent else 0), len(token_ids) * depth * BYTES_PER_TOKEN
-        )
+        size_bytes = -(-len(token_ids) // self.block_tokens) * self.block_tokens * depth * BYTES_PER_TOKEN
+        made = TablePrefix(self, len(token_ids) + (parent.length if parent else 0), size_bytes)
         if self.used_bytes + made.bytes > self.memory_bytes:
             raise MemoryError("simulated")
         self.used_bytes += made.bytes
@@ -57,11 +57,12 @@ class SimulatedReplica:
     memory_bytes: int = 1 << 40
     row_s: float = 1e-4
     call_s: float = 2e-3
+    block_tokens: int = 1
     free_s: float = 0.0
     waiting: list[tuple[Command, float]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.model = TableModel(self.memory_bytes)
+        self.model = TableModel(self.memory_bytes, self.block_tokens)
         self.table = PrefixTable(self.model, self.budget_bytes)  # type: ignore[arg-type]
         self.inbox: Inbox[Command] = Inbox(8)
         self.rows = 0
@@ -144,13 +145,17 @@ class Simulation:
         del self.replicas[slot]
         self.finished += self.placement.detach(slot)
 
+    def dispatch(self) -> None:
+        """Give every replica what it has room for."""
+        for slot, replica in self.replicas.items():
+            while (command := self.placement.next_command(slot, self.now_s)) is not None:
+                replica.waiting.append((command, self.now_s))
+
     def step(self) -> bool:
         """Dispatch what can be, then let the replica that ends first answer. False when nothing is left to
         do.
         """
-        for slot, replica in self.replicas.items():
-            while (command := self.placement.next_command(slot, self.now_s)) is not None:
-                replica.waiting.append((command, self.now_s))
+        self.dispatch()
         busy = {slot: replica for slot, replica in self.replicas.items() if replica.waiting}
         if not busy:
             return False

@@ -1,0 +1,100 @@
+"""What an idle replica takes from the waiting requests of a stream: the rules in their order. Pure."""
+
+from __future__ import annotations
+
+from .evict import budget_of
+from .plan import Segment
+from .stream import Branch, Stream
+from .work import PoolState, Work
+
+
+def choose(state: PoolState, work: Work, stream: Stream) -> Segment | None:
+    """The waiting segment that a replica should take next; None if idling is better, or nothing waits.
+
+    While all that waits fits into memory, first what this replica alone saves most on, then more of the
+    group it has open; else the other way round, since a group that is left will not be held later. Then the
+    heaviest group that nobody holds or that everybody does, and last a share of another's group.
+    """
+    slot = work.mirror.slot
+    rules = (
+        (_open_group, _largest_advantage) if _is_pressed(state, stream) else (_largest_advantage, _open_group)
+    )
+    branch = rules[0](work, stream) or rules[1](work, stream) or _heaviest(state, work, stream)
+    if branch is None and stream.singles:
+        return stream.singles[0]
+    branch = branch or _anothers(state, work, stream)
+    return stream.waiting_below(branch, slot).waiting[0] if branch is not None else None
+
+
+def _is_pressed(state: PoolState, stream: Stream) -> bool:
+    """Whether the prefixes of what waits are more than all replicas together may hold."""
+    budgets = sum(work.mirror.budget_bytes for work in state.replicas.values())
+    if state.rules.pool_budget_bytes:
+        budgets = min(budgets, state.rules.pool_budget_bytes)
+    return state.sizes.estimate(stream.tokens, state.deepest) > budgets
+
+
+def _open_group(work: Work, stream: Stream) -> Branch | None:
+    """The nearest group on the way up from what the replica did last, as far as it alone holds that."""
+    mirror = work.mirror
+    if work.open not in mirror.entries:
+        return None
+    for digest in mirror.path(work.open):
+        branch = stream.branches.get(digest)
+        if branch is not None and (digest == work.open or stream.advantage(branch, mirror.slot) > 0):
+            return branch
+    return None
+
+
+def _largest_advantage(work: Work, stream: Stream) -> Branch | None:
+    """The group with the largest own hit less the best hit of any other."""
+    slot = work.mirror.slot
+    best, most = None, 0
+    for digest in stream.warm.get(slot, ()):
+        branch = stream.branches[digest]
+        if branch.length > most and (gain := stream.advantage(branch, slot)) > most:
+            best, most = branch, gain
+    return best
+
+
+def _heaviest(state: PoolState, work: Work, stream: Stream) -> Branch | None:
+    """The heaviest group that costs no copy: nobody holds it, or this replica holds it like others."""
+    best = stream.coldest()
+    weight = best.weight if best is not None else 0
+    for digest in stream.warm.get(work.mirror.slot, ()):
+        branch = stream.branches[digest]
+        if branch.waiting and branch.rows > weight:
+            best, weight = branch, branch.rows
+    return best
+
+
+def _anothers(state: PoolState, work: Work, stream: Stream) -> Branch | None:
+    """A group that only others hold, if each has more of it ahead than a copy costs.
+
+    Asked only when nothing else is left: the price of a copy is this replica's idle time and nobody's work.
+    """
+    if work.mirror.flights:
+        return None
+    busy = [other for other in state.replicas.values() if other.mirror.flights]
+    backlog_s = sum(other.flights_s for other in busy) / max(len(busy), 1)
+    best, most = None, 0.0
+    for branch in stream.branches.values():
+        if branch.waiting and (holders := state.tree.holders(branch.digest)):
+            missing = branch.length - _own_hit(state, work, stream, branch)
+            gain_s = (
+                work.rates.seconds(branch.rows / holders.bit_count() - missing, state.deepest) + backlog_s
+            )
+            if gain_s > most and branch.rows > missing * holders.bit_count():
+                best, most = branch, gain_s
+    if best is not None and state.sizes.estimate(best.length, state.deepest) > budget_of(state, work.mirror):
+        return None
+    return best
+
+
+def _own_hit(state: PoolState, work: Work, stream: Stream, branch: Branch) -> int:
+    at: Branch | None = branch
+    while at is not None:
+        if at.digest in work.mirror.entries:
+            return at.length
+        at = stream.branches.get(at.parent)
+    return 0
