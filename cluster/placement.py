@@ -146,9 +146,13 @@ class Placement(PoolState):
         if count > 1:
             pins[digest] = count - 1
 
+    def waiting_items(self, client: str) -> int:
+        """Items of a client that no replica was sent yet."""
+        return self._waiting.get(client, 0)
+
     def room_for(self, client: str) -> int:
         """Items that a client may still submit before it should wait: never more than rules.client_items."""
-        return max(self.rules.client_items - self._waiting.get(client, 0), 0)
+        return max(self.rules.client_items - self.waiting_items(client), 0)
 
     def next_command(self, slot: int, now_s: float) -> Command | None:
         """The next command for a replica, or None while it has enough ahead or there is nothing to do."""
@@ -178,6 +182,7 @@ class Placement(PoolState):
         flight, agrees = work.mirror.confirm(ack, now_s)
         work.refusals_in_row, work.spared = 0, False
         work.busy_s += ack.seconds
+        work.idle_since_s = now_s
         work.rates.correct(ack.rows, flight.depth, ack.seconds)
         measured = dict(ack.built)
         for growth in flight.builds:
@@ -252,7 +257,7 @@ class Placement(PoolState):
     def _command_for(self, work: Work, client: str, now_s: float) -> Command | None:
         """A client's next chunk for a replica, of what waits in groups first: it is what came last."""
         stream = self.streams.get(client)
-        segment = choose(self, work, stream) if stream is not None else None
+        segment = choose(self, work, stream, now_s) if stream is not None else None
         if segment is not None and stream is not None:
             chunk = assemble(self, work, segment)
             stream.take(self.plans[segment.window], segment, chunk.end)

@@ -8,7 +8,7 @@ from .stream import Branch, Stream
 from .work import PoolState, Work
 
 
-def choose(state: PoolState, work: Work, stream: Stream) -> Segment | None:
+def choose(state: PoolState, work: Work, stream: Stream, now_s: float) -> Segment | None:
     """The waiting segment that a replica should take next; None if idling is better, or nothing waits.
 
     While all that waits fits into memory, first what this replica alone saves most on, then more of the
@@ -22,7 +22,7 @@ def choose(state: PoolState, work: Work, stream: Stream) -> Segment | None:
     branch = rules[0](work, stream) or rules[1](work, stream) or _heaviest(state, work, stream)
     if branch is None and stream.singles:
         return stream.singles[0]
-    branch = branch or _anothers(state, work, stream)
+    branch = branch or _anothers(state, work, stream, now_s)
     return stream.waiting_below(branch, slot).waiting[0] if branch is not None else None
 
 
@@ -58,40 +58,51 @@ def _largest_advantage(work: Work, stream: Stream) -> Branch | None:
 
 
 def _heaviest(state: PoolState, work: Work, stream: Stream) -> Branch | None:
-    """The heaviest group that costs no copy: nobody holds it, or this replica holds it like others."""
-    best = stream.coldest()
+    """The heaviest group that costs no copy: this replica holds all of it that anybody holds."""
+    best = stream.coldest(b"")
     weight = best.weight if best is not None else 0
     for digest in stream.warm.get(work.mirror.slot, ()):
         branch = stream.branches[digest]
         if branch.waiting and branch.rows > weight:
             best, weight = branch, branch.rows
+        below = stream.coldest(digest)
+        if below is not None and below.weight > weight:
+            best, weight = below, below.weight
     return best
 
 
-def _anothers(state: PoolState, work: Work, stream: Stream) -> Branch | None:
-    """A group that only others hold, if each has more of it ahead than a copy costs.
+def _anothers(state: PoolState, work: Work, stream: Stream, now_s: float) -> Branch | None:
+    """A group that only others hold, if its holders will not be done with it sooner than a copy would take.
 
-    Asked only when nothing else is left: the price of a copy is this replica's idle time and nobody's work.
+    Or if this replica has idled for as long as the copy takes: what will still come is not known, but idling
+    for longer than a copy costs would be the dearer mistake. Asked only when nothing else is left.
     """
     if work.mirror.flights:
         return None
-    busy = [other for other in state.replicas.values() if other.mirror.flights]
-    backlog_s = sum(other.flights_s for other in busy) / max(len(busy), 1)
+    idle_rows = (now_s - work.idle_since_s) / work.rates.seconds(1, state.deepest)
     best, most = None, 0.0
     for branch in stream.branches.values():
-        if branch.waiting and (holders := state.tree.holders(branch.digest)):
-            missing = branch.length - _own_hit(state, work, stream, branch)
-            gain_s = (
-                work.rates.seconds(branch.rows / holders.bit_count() - missing, state.deepest) + backlog_s
-            )
-            if gain_s > most and branch.rows > missing * holders.bit_count():
-                best, most = branch, gain_s
+        if branch.waiting and (holders := state.tree.holders(branch.digest) or _above(state, stream, branch)):
+            missing = branch.length - _own_hit(work, stream, branch)
+            rest = branch.rows / holders.bit_count()
+            if rest > most and max(rest, idle_rows) > missing:
+                best, most = branch, rest
     if best is not None and state.sizes.estimate(best.length, state.deepest) > budget_of(state, work.mirror):
         return None
     return best
 
 
-def _own_hit(state: PoolState, work: Work, stream: Stream, branch: Branch) -> int:
+def _above(state: PoolState, stream: Stream, branch: Branch) -> int:
+    """Holders of the deepest step on the way to a group that anybody holds."""
+    at: Branch | None = branch
+    while at is not None:
+        if holders := state.tree.holders(at.digest):
+            return holders
+        at = stream.branches.get(at.parent)
+    return 0
+
+
+def _own_hit(work: Work, stream: Stream, branch: Branch) -> int:
     at: Branch | None = branch
     while at is not None:
         if at.digest in work.mirror.entries:

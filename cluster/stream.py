@@ -47,7 +47,7 @@ class Stream:
         self.singles: deque[Segment] = deque()
         self.tokens = 0
         self.items = 0
-        self._cold: list[tuple[int, bytes]] = []
+        self._cold: dict[bytes, list[tuple[int, bytes]]] = {}
 
     def add(self, plan: Plan) -> None:
         """Let the items of a window wait. O(items + nodes x their holders)."""
@@ -92,12 +92,9 @@ class Stream:
         return found
 
     def held(self, slot: int, digest: bytes) -> None:
-        """A replica holds a prefix from now on: what lies below it is reachable for those without it."""
-        branch = self.branches.get(digest)
-        if branch is not None:
+        """A replica holds a prefix from now on."""
+        if digest in self.branches:
             self.warm.setdefault(slot, {})[digest] = None
-            for child in branch.children:
-                self._note_cold(child)
 
     def released(self, slot: int, digest: bytes) -> None:
         """A replica holds a prefix no more."""
@@ -119,9 +116,9 @@ class Stream:
             other = self.branches.get(other.parent)
         return branch.length
 
-    def coldest(self) -> Branch | None:
-        """The heaviest group that nobody holds and whose parent, if any, somebody does."""
-        cold = self._cold
+    def coldest(self, parent: bytes) -> Branch | None:
+        """The heaviest group right below a prefix (b"": at the top) that nobody holds."""
+        cold = self._cold.get(parent, [])
         while cold:
             weight, digest = -cold[0][0], cold[0][1]
             branch = self.branches.get(digest)
@@ -132,6 +129,7 @@ class Stream:
                 heappush(cold, (-branch.weight, digest))
             else:
                 return branch
+        self._cold.pop(parent, None)
         return None
 
     def waiting_below(self, branch: Branch, slot: int) -> Branch:
@@ -201,20 +199,22 @@ class Stream:
         above = self.branches.get(branch.parent)
         if above is not None:
             above.children.pop(branch.digest, None)
+        self._cold.pop(branch.digest, None)
 
     def _is_cold(self, branch: Branch) -> bool:
-        if self._tree.holders(branch.digest):
-            return False
-        return not branch.parent or bool(self._tree.holders(branch.parent))
+        return not self._tree.holders(branch.digest)
 
     def _note_cold(self, digest: bytes) -> None:
+        """Rank a group among its like. Ranks that are no longer true are found out when they come first."""
         branch = self.branches.get(digest)
-        if branch is not None and self._is_cold(branch):
-            if len(self._cold) > 4 * len(self.branches) + 64:
-                self._cold = [(-b.weight, b.digest) for b in self.branches.values() if self._is_cold(b)]
-                heapify(self._cold)
-            else:
-                heappush(self._cold, (-branch.weight, digest))
+        if branch is None or not self._is_cold(branch):
+            return
+        ranked = self._cold.setdefault(branch.parent, [])
+        heappush(ranked, (-branch.weight, digest))
+        if len(ranked) > 4 * len(self.branches) + 64:
+            live = {key for _, key in ranked if key in self.branches}
+            ranked[:] = [(-self.branches[key].weight, key) for key in live]
+            heapify(ranked)
 
 
 def _runs(plan: Plan, begin: int = 0, end: int | None = None) -> Iterator[tuple[Segment, int]]:
