@@ -72,12 +72,12 @@ class Placement(PoolState):
         a run for each. By default so for a window of at most rules.stream_items items. deadline_s: on the
         clock of `now_s`; what is not dispatched by then comes back from `expire`.
         """
+        self.version += 1
         is_stream = len(head.order) <= self.rules.stream_items if stream is None else stream
-        plan = self.plans[key] = plan_window(key, head, is_stream=is_stream)
+        plan = self.plans[key] = plan_window(key, head, is_stream=is_stream, number=self.version)
         self._remaining[key] = len(plan)
         self.counters.ideal_rows += head.ideal_rows
         self.deepest = max(self.deepest, head.depth)
-        self.version += 1
         if not len(plan):
             self._end_window(key)
             return
@@ -309,6 +309,8 @@ class Placement(PoolState):
         self.counters.evictions += len(chunk.drops)
         depth = plan.head.depth
         estimate_s = work.rates.seconds(chunk.rows, depth)
+        if not mirror.flights:
+            work.idled_s += max(now_s - work.idle_since_s, 0.0)
         mirror.flights.append(
             Flight(
                 sequence=mirror.sequence,

@@ -37,6 +37,7 @@ class Plan:
     before: int64 [m + 1] rows of everything before a position, each node counted where it is first needed.
     shared: int32 [m + 1] tokens of the deepest node that a cut at a position would split (0 at both ends).
     is_stream: its items wait in groups for whoever has use for them, not in a run a replica.
+    number: grows from window to window.
     """
 
     key: str
@@ -51,6 +52,7 @@ class Plan:
     before: NDArray[np.int64]
     shared: NDArray[np.int32]
     is_stream: bool = False
+    number: int = 0
     paths: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -82,7 +84,7 @@ class Plan:
         return begin + int(price.argmin())
 
 
-def plan_window(key: str, head: WindowHead, *, is_stream: bool = False) -> Plan:
+def plan_window(key: str, head: WindowHead, *, is_stream: bool = False, number: int = 0) -> Plan:
     """Lay a window out as a line. O(items + nodes)."""
     lengths = head.node_lengths.astype(np.int64)
     parents = head.node_parents.astype(np.int64)
@@ -114,6 +116,7 @@ def plan_window(key: str, head: WindowHead, *, is_stream: bool = False) -> Plan:
         before=np.cumsum(before),
         shared=shared,
         is_stream=is_stream,
+        number=number,
     )
 
 

@@ -13,13 +13,13 @@ def choose(state: PoolState, work: Work, stream: Stream, now_s: float) -> Segmen
 
     While all that waits fits into memory, first what this replica alone saves most on, then more of the
     group it has open; else the other way round, since a group that is left will not be held later. Then the
-    heaviest group that nobody holds or that everybody does, and last a share of another's group.
+    oldest group that nobody holds or that everybody does, and last a share of another's group.
     """
     slot = work.mirror.slot
     rules = (
         (_open_group, _largest_advantage) if _is_pressed(state, stream) else (_largest_advantage, _open_group)
     )
-    branch = rules[0](work, stream) or rules[1](work, stream) or _heaviest(state, work, stream)
+    branch = rules[0](work, stream) or rules[1](work, stream) or _oldest(state, work, stream)
     if branch is None and stream.singles:
         return stream.singles[0]
     branch = branch or _anothers(state, work, stream, now_s)
@@ -57,29 +57,34 @@ def _largest_advantage(work: Work, stream: Stream) -> Branch | None:
     return best
 
 
-def _heaviest(state: PoolState, work: Work, stream: Stream) -> Branch | None:
-    """The heaviest group that costs no copy: this replica holds all of it that anybody holds."""
-    best = stream.coldest(b"")
-    weight = best.weight if best is not None else 0
+def _oldest(state: PoolState, work: Work, stream: Stream) -> Branch | None:
+    """The group that has waited longest among those that cost no copy: all that is held of them is held here.
+
+    By age and not by size: a group that has waited for a whole window has all its members there, and small
+    groups that always lost would fill the window up.
+    """
+    best = stream.oldest_cold(b"")
+    since = best.since if best is not None else 1 << 62
     for digest in stream.warm.get(work.mirror.slot, ()):
         branch = stream.branches[digest]
-        if branch.waiting and branch.rows > weight:
-            best, weight = branch, branch.rows
-        below = stream.coldest(digest)
-        if below is not None and below.weight > weight:
-            best, weight = below, below.weight
+        if branch.waiting and (arrived := state.plans[branch.waiting[0].window].number) < since:
+            best, since = branch, arrived
+        below = stream.oldest_cold(digest)
+        if below is not None and below.since < since:
+            best, since = below, below.since
     return best
 
 
 def _anothers(state: PoolState, work: Work, stream: Stream, now_s: float) -> Branch | None:
     """A group that only others hold, if its holders will not be done with it sooner than a copy would take.
 
-    Or if this replica has idled for as long as the copy takes: what will still come is not known, but idling
-    for longer than a copy costs would be the dearer mistake. Asked only when nothing else is left.
+    Or if this replica has idled for as long as the copy takes, since its last copy: what will still come is
+    not known, but idling for longer than a copy costs would be the dearer mistake. Asked only when nothing
+    else is left.
     """
     if work.mirror.flights:
         return None
-    idle_rows = (now_s - work.idle_since_s) / work.rates.seconds(1, state.deepest)
+    idle_rows = (work.idled_s + now_s - work.idle_since_s) / work.rates.seconds(1, state.deepest)
     best, most = None, 0.0
     for branch in stream.branches.values():
         if branch.waiting and (holders := state.tree.holders(branch.digest) or _above(state, stream, branch)):
@@ -89,6 +94,8 @@ def _anothers(state: PoolState, work: Work, stream: Stream, now_s: float) -> Bra
                 best, most = branch, rest
     if best is not None and state.sizes.estimate(best.length, state.deepest) > budget_of(state, work.mirror):
         return None
+    if best is not None:
+        work.idled_s, work.idle_since_s = 0.0, now_s
     return best
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 
 from .plan import Plan, Segment
 from .pool_tree import PoolTree, bits
@@ -17,21 +17,20 @@ from .pool_tree import PoolTree, bits
 
 @dataclass(slots=True)
 class Branch:
-    """A prefix with waiting requests below it. rows, items: of those, rows after their deepest prefix."""
+    """A prefix with waiting requests below it. rows, items: of those, rows after their deepest prefix.
+
+    since: number of the window whose request has waited here for longest when nothing was taken yet.
+    """
 
     digest: bytes
     parent: bytes
     length: int
     own_length: int
+    since: int
     rows: int = 0
     items: int = 0
     waiting: deque[Segment] = field(default_factory=deque)
     children: dict[bytes, None] = field(default_factory=dict)
-
-    @property
-    def weight(self) -> int:
-        """Rows to compute for all of it on a replica that holds its parent."""
-        return self.rows + self.own_length
 
 
 class Stream:
@@ -56,9 +55,6 @@ class Stream:
             self._branch(plan, node, digest, plan.digests[parent] if parent >= 0 else b"")
         for segment, node in _runs(plan):
             self._wait(plan, segment, node)
-        for digest in plan.digests:
-            self._note_cold(digest)
-
     def put_back(self, plan: Plan, segment: Segment) -> None:
         """Let positions wait again that were on their way."""
         for part, node in _runs(plan, segment.begin, segment.end):
@@ -66,9 +62,6 @@ class Stream:
                 parent = plan.parents[step]
                 self._branch(plan, step, plan.digests[step], plan.digests[parent] if parent >= 0 else b"")
             self._wait(plan, part, node, first=True)
-            if node >= 0:
-                for step in plan.path(node):
-                    self._note_cold(plan.digests[step])
 
     def take(self, plan: Plan, segment: Segment, end: int) -> None:
         """Positions from the begin of a waiting segment to `end` are on their way."""
@@ -116,19 +109,15 @@ class Stream:
             other = self.branches.get(other.parent)
         return branch.length
 
-    def coldest(self, parent: bytes) -> Branch | None:
-        """The heaviest group right below a prefix (b"": at the top) that nobody holds."""
+    def oldest_cold(self, parent: bytes) -> Branch | None:
+        """The group right below a prefix (b"": at the top) that nobody holds and that has waited longest."""
         cold = self._cold.get(parent, [])
         while cold:
-            weight, digest = -cold[0][0], cold[0][1]
+            since, digest = cold[0]
             branch = self.branches.get(digest)
-            if branch is None or not self._is_cold(branch):
-                heappop(cold)
-            elif branch.weight != weight:
-                heappop(cold)
-                heappush(cold, (-branch.weight, digest))
-            else:
+            if branch is not None and branch.since == since and not self._tree.holders(digest):
                 return branch
+            heappop(cold)
         self._cold.pop(parent, None)
         return None
 
@@ -140,14 +129,14 @@ class Stream:
         """
         mine = 1 << slot
         while not branch.waiting:
-            best, rank = None, (-1, -1)
+            best, rank = None, (-1, -1 << 62)
             for digest in list(branch.children):
                 child = self.branches.get(digest)
                 if child is None or child.items == 0:
                     del branch.children[digest]
                     continue
                 holders = self._tree.holders(digest)
-                now = (2 if holders & mine else 0 if holders else 1, child.weight)
+                now = (2 if holders & mine else 0 if holders else 1, -child.since)
                 if now > rank:
                     best, rank = child, now
             assert best is not None, "a branch with waiting items has them here or below"
@@ -158,8 +147,9 @@ class Stream:
         branch = self.branches.get(digest)
         if branch is None:
             above = plan.lengths[plan.parents[node]] if plan.parents[node] >= 0 else 0
-            branch = Branch(digest, parent, plan.lengths[node], plan.lengths[node] - above)
+            branch = Branch(digest, parent, plan.lengths[node], plan.lengths[node] - above, plan.number)
             self.branches[digest] = branch
+            self._note_cold(digest)
             self.tokens += branch.own_length
             for slot in bits(self._tree.holders(digest)):
                 self.warm.setdefault(slot, {})[digest] = None
@@ -201,20 +191,11 @@ class Stream:
             above.children.pop(branch.digest, None)
         self._cold.pop(branch.digest, None)
 
-    def _is_cold(self, branch: Branch) -> bool:
-        return not self._tree.holders(branch.digest)
-
     def _note_cold(self, digest: bytes) -> None:
-        """Rank a group among its like. Ranks that are no longer true are found out when they come first."""
+        """Rank a group that nobody holds among its like, by age: so nothing waits for ever."""
         branch = self.branches.get(digest)
-        if branch is None or not self._is_cold(branch):
-            return
-        ranked = self._cold.setdefault(branch.parent, [])
-        heappush(ranked, (-branch.weight, digest))
-        if len(ranked) > 4 * len(self.branches) + 64:
-            live = {key for _, key in ranked if key in self.branches}
-            ranked[:] = [(-self.branches[key].weight, key) for key in live]
-            heapify(ranked)
+        if branch is not None and not self._tree.holders(digest):
+            heappush(self._cold.setdefault(branch.parent, []), (branch.since, digest))
 
 
 def _runs(plan: Plan, begin: int = 0, end: int | None = None) -> Iterator[tuple[Segment, int]]:

@@ -18,7 +18,8 @@ class Work:
     """One replica as placement sees it.
 
     run: its part of the plans. open: the prefix of the last item it was sent. stuck_at: the version of the
-    pool's work at which it found nothing. idle_since_s: when its last command came back. spared: late once, but it answered. lacking_bytes: what its last
+    pool's work at which it found nothing. idle_since_s: when its last command came back;
+    idled_s: how long it had nothing to do in all since it last copied a prefix for want of better. spared: late once, but it answered. lacking_bytes: what its last
     chunk would have built if the rest of the pool had left it room.
     """
 
@@ -33,6 +34,7 @@ class Work:
     refusals_in_row: int = 0
     busy_s: float = 0.0
     idle_since_s: float = 0.0
+    idled_s: float = 0.0
     lacking_bytes: int = 0
 
     @property
