@@ -71,8 +71,8 @@ def assemble(state: PoolState, work: Work, segment: Segment) -> Chunk:
     if mirror.pins:
         draft.keep(mirror.protected(set()), mirror)
     most_rows = _most_rows(state, work, plan, segment)
-    rows_of, node_of, prefix_of = plan.head.rows, plan.node_of, draft.prefix_of
-    position, last_node, prefix_index, prefix_length = segment.begin, -2, -1, 0
+    own, node_of, prefix_of = plan.own, plan.node_of, draft.prefix_of
+    position, last_node, prefix_index, missing = segment.begin, -2, -1, 0
     while position < segment.end:
         node = node_of[position]
         if node != last_node:
@@ -80,10 +80,11 @@ def assemble(state: PoolState, work: Work, segment: Segment) -> Chunk:
             fitting = _fitting(state, mirror, draft, plan, path)
             if len(fitting) < len(path) and position > segment.begin:
                 break
-            prefix_index, prefix_length = _add_path(state, mirror, draft, plan, fitting)
+            prefix_index, known = _add_path(state, mirror, draft, plan, fitting)
+            missing = (plan.lengths[node] if node >= 0 else 0) - known
             last_node = node
         prefix_of.append(prefix_index)
-        draft.rows += int(rows_of[position]) - prefix_length
+        draft.rows += own[position] + missing
         position += 1
         if draft.rows >= state.rules.chunk_rows and (
             draft.rows >= most_rows or len(prefix_of) >= state.rules.chunk_items

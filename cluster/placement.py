@@ -6,8 +6,6 @@ Invariant: an item that is not finished is in one of a run, the loose, the lone,
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from ..workers.wire import Ack, Command, Int32Array, Inventory
@@ -227,10 +225,9 @@ class Placement(PoolState):
 
     def _believe(self, work: Work, inventory: Inventory) -> list[Flight]:
         slot = work.mirror.slot
-        for stream in self.streams.values():
-            stream.forget(slot)
         lost = work.mirror.reset(inventory)
         for stream in self.streams.values():
+            stream.forget(slot)
             for digest in work.mirror.entries:
                 stream.held(slot, digest)
         self.version += 1
@@ -410,16 +407,18 @@ class Placement(PoolState):
         if plan is None or flight.begin == flight.end:
             return None
         self._shares.charge(plan.head.client, ack.seconds - flight.estimate_s)
-        self.counters.total_rows += int(plan.head.rows[flight.begin : flight.end].sum())
+        self.counters.total_rows += plan.total_rows(flight.begin, flight.end)
         items = plan.head.order[flight.begin : flight.end]
-        return replace(self._finish(flight.window, items, "", "", 1), rows=ack.rows)
+        return self._finish(flight.window, items, "", "", 1, ack.rows)
 
-    def _finish(self, key: str, items: Int32Array, kind: str, message: str, attempts: int) -> Finished:
+    def _finish(
+        self, key: str, items: Int32Array, kind: str, message: str, attempts: int, rows: int = 0
+    ) -> Finished:
         self.counters.items += len(items)
         self._remaining[key] -= len(items)
         if not self._remaining[key]:
             self._end_window(key)
-        return Finished(key, items, kind, message, attempts)
+        return Finished(key, items, kind, message, attempts, rows)
 
     def _give_up(self, key: str, kind: str, message: str) -> list[Finished]:
         """Finish with an error what of a window is not on its way; of an unknown window that is nothing."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from .evict import budget_of
 from .plan import Segment
 from .stream import Branch, Stream
 from .work import PoolState, Work
@@ -85,22 +84,22 @@ def _anothers(state: PoolState, work: Work, stream: Stream, now_s: float) -> Bra
     if work.mirror.flights:
         return None
     idle_rows = (work.idled_s + now_s - work.idle_since_s) / work.rates.seconds(1, state.deepest)
-    best, most = None, 0.0
+    leaving = sum(1 << slot for slot, other in state.replicas.items() if other.draining)
+    best, most = None, -1.0
     for branch in stream.branches.values():
-        if branch.waiting and (holders := state.tree.holders(branch.digest) or _above(state, stream, branch)):
+        if branch.waiting:
+            holders = _nearest_holders(state, stream, branch) & ~leaving
+            rest = branch.rows / holders.bit_count() if holders else float(branch.rows)
             missing = branch.length - _own_hit(work, stream, branch)
-            rest = branch.rows / holders.bit_count()
-            if rest > most and max(rest, idle_rows) > missing:
+            if rest > most and (not holders or max(rest, idle_rows) > missing):
                 best, most = branch, rest
-    if best is not None and state.sizes.estimate(best.length, state.deepest) > budget_of(state, work.mirror):
-        return None
     if best is not None:
         work.idled_s, work.idle_since_s = 0.0, now_s
     return best
 
 
-def _above(state: PoolState, stream: Stream, branch: Branch) -> int:
-    """Holders of the deepest step on the way to a group that anybody holds."""
+def _nearest_holders(state: PoolState, stream: Stream, branch: Branch) -> int:
+    """Bits of those that hold the deepest step on the way to a group that anybody holds."""
     at: Branch | None = branch
     while at is not None:
         if holders := state.tree.holders(at.digest):

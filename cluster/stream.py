@@ -55,6 +55,7 @@ class Stream:
             self._branch(plan, node, digest, plan.digests[parent] if parent >= 0 else b"")
         for segment, node in _runs(plan):
             self._wait(plan, segment, node)
+
     def put_back(self, plan: Plan, segment: Segment) -> None:
         """Let positions wait again that were on their way."""
         for part, node in _runs(plan, segment.begin, segment.end):

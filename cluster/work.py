@@ -18,9 +18,9 @@ class Work:
     """One replica as placement sees it.
 
     run: its part of the plans. open: the prefix of the last item it was sent. stuck_at: the version of the
-    pool's work at which it found nothing. idle_since_s: when its last command came back;
-    idled_s: how long it had nothing to do in all since it last copied a prefix for want of better. spared: late once, but it answered. lacking_bytes: what its last
-    chunk would have built if the rest of the pool had left it room.
+    pool's work at which it found nothing. idle_since_s: when its last command came back; idled_s: how long
+    it had nothing to do in all since it last copied a prefix for want of better. spared: late once, but it
+    answered. lacking_bytes: what its last chunk would have built if the rest of the pool had left it room.
     """
 
     mirror: Mirror

@@ -175,7 +175,9 @@ class Pool:
             self.now_s, slot = heappop(self.events)
             self._answer(slot)
             arrived = self._arrive()
-            idle = [s for s, r in self.replicas.items() if not r.waiting] if arrived or self._streaming else []
+            idle = (
+                [s for s, r in self.replicas.items() if not r.waiting] if arrived or self._streaming else []
+            )
             self._dispatch([slot, *idle])
         assert self.served == len(self.workload), f"{self.served} of {len(self.workload)} were served"
         return self._outcome()

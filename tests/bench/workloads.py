@@ -1,6 +1,6 @@
 """Workloads for the simulator, made from whole numbers alone: a tree of prefixes and requests at its nodes.
 
-A node stands for a run of token ids that nobody cuts: a system prompt, a turn, a document. No ids are made up;
+A node stands for a run of ids that nobody cuts: a system prompt, a turn, a document. No ids are made up;
 lengths are enough, because equal prefixes are equal nodes. Shapes follow published benchmarks and traces.
 """
 

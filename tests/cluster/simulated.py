@@ -128,6 +128,7 @@ class Simulation:
         self.windows: dict[str, Items] = {}
         self.finished: list[Finished] = []
         self.generation = 0
+        self.answered = -1
         for slot, replica in self.replicas.items():
             self.attach(slot, replica)
 
@@ -137,9 +138,18 @@ class Simulation:
         replica.free_s = self.now_s
         self.placement.attach(slot, self.generation, replica.budget_bytes, replica.inventory())
 
-    def submit(self, key: str, items: Items) -> None:
+    def submit(
+        self,
+        key: str,
+        items: Items,
+        *,
+        client: str = "c",
+        deadline_s: float | None = None,
+        stream: bool | None = None,
+    ) -> None:
         self.windows[key] = items
-        self.placement.add_window(key, cut_window(items, RULES, client="c", window=len(self.windows)))
+        head = cut_window(items, RULES, client=client, window=len(self.windows))
+        self.placement.add_window(key, head, deadline_s=deadline_s, stream=stream)
 
     def kill(self, slot: int) -> None:
         del self.replicas[slot]
@@ -159,7 +169,7 @@ class Simulation:
         busy = {slot: replica for slot, replica in self.replicas.items() if replica.waiting}
         if not busy:
             return False
-        slot = min(busy, key=lambda s: (busy[s].ends_s(self.windows), s))
+        slot = self.answered = min(busy, key=lambda s: (busy[s].ends_s(self.windows), s))
         replica = busy[slot]
         self.now_s = max(replica.ends_s(self.windows), self.now_s)
         command, _ = replica.waiting.pop(0)
