@@ -134,9 +134,9 @@ class Mirror:
         """The key of what serves a prefix here: itself or, unless `exactly`, deeper; b"" if none."""
         if digest in self.entries:
             return digest
-        if not exactly and len(self.tree.depths) > 1:
-            depth = depth_of(digest)
-            for deeper in self.tree.depths:
+        depths = self.tree.depths
+        if not exactly and depths and depths[-1] > (depth := depth_of(digest)):
+            for deeper in depths:
                 if deeper > depth and (other := at_depth(digest, deeper)) in self.entries:
                     return other
         return b""

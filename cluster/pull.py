@@ -18,11 +18,22 @@ def choose(state: PoolState, work: Work, stream: Stream, now_s: float) -> Segmen
     rules = (
         (_open_group, _largest_advantage) if _is_pressed(state, stream) else (_largest_advantage, _open_group)
     )
-    branch = rules[0](work, stream) or rules[1](work, stream) or _oldest(state, work, stream)
+    branch = rules[0](work, stream) or rules[1](work, stream)
+    if branch is None and _leaves_it_to_others(state, work):
+        return None
+    branch = branch or _oldest(state, work, stream)
     if branch is None and stream.singles:
         return stream.singles[0]
     branch = branch or _anothers(state, work, stream, now_s)
     return stream.waiting_below(branch, slot).waiting[0] if branch is not None else None
+
+
+def _leaves_it_to_others(state: PoolState, work: Work) -> bool:
+    """Whether this replica has something to do and another has not: what anybody may take is that one's."""
+    return bool(work.mirror.flights) and any(
+        not other.mirror.flights and not other.draining and not other.resyncing
+        for other in state.replicas.values()
+    )
 
 
 def _is_pressed(state: PoolState, stream: Stream) -> bool:

@@ -1,4 +1,4 @@
-"""The mirror through a million random commands: kills, refusals, budgets, drains, cancellations, deadlines, pins.
+"""The mirror through a million random commands: kills, refusals, budgets, drains, deadlines, pins.
 
 Run as a script; the bounded form is in the test suite. Ends with an error at the first difference, naming the
 seed that repeats it.

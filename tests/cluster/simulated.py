@@ -49,6 +49,14 @@ class TablePrefix:
         self.model.used_bytes -= self.bytes
 
 
+@dataclass(frozen=True)
+class Done:
+    """One command that was carried out."""
+
+    window: str
+    seconds: float
+
+
 @dataclass
 class SimulatedReplica:
     """One replica on a clock of its own. row_s: seconds a row; call_s: seconds a command and a build."""
@@ -67,6 +75,7 @@ class SimulatedReplica:
         self.inbox: Inbox[Command] = Inbox(8)
         self.rows = 0
         self.busy_s = 0.0
+        self.done: list[Done] = []
 
     def inventory(self) -> Inventory:
         self.inbox.start_epoch(self.inbox.epoch + 1)
@@ -108,6 +117,7 @@ class SimulatedReplica:
         seconds = rows * self.row_s + self.call_s * (1 + len(command.builds))
         self.rows += rows
         self.busy_s += seconds
+        self.done.append(Done(command.window, seconds))
         return self._ack(command, "", tuple((h.digest, h.size_bytes) for h in built), rows, seconds)
 
     def _ack(self, command: Command, refused: str, built: Any, rows: int, seconds: float) -> Ack:
