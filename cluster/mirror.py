@@ -109,7 +109,9 @@ class Mirror:
         self.entries[digest] = self._shared(growth.size_bytes)
         self.total_bytes += growth.size_bytes
         self.table ^= int.from_bytes(digest, "little")
-        self.touch(digest, now)
+        if self.stamps is not None:
+            self.stamps[digest] = now
+        self.touch(growth.parent, now)
 
     def remove(self, digest: bytes) -> int:
         """A drop was dispatched. The entry is a leaf. Returns its bytes."""
