@@ -6,7 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from .plan import BETA
 
@@ -23,6 +26,8 @@ BLOCK_TOKENS = (
 class PlacementRules:
     """How work is cut and when a replica is given up. pool_budget_bytes 0: only replicas' own limits.
 
+    stream_items: a window of at most so many items goes by groups to whoever has use for them, unless it is
+    said otherwise. client_items: the most that a client should have waiting.
     answering_factor: how much longer than a silent one a late replica gets that still answers.
     """
 
@@ -37,12 +42,18 @@ class PlacementRules:
     first_ack_s: float = 60.0
     answering_factor: float = 12.0
     refusal_limit: int = 20
+    stream_items: int = 256
+    client_items: int = 1 << 20
 
 
-def placement_cost(backlog_s: float, miss_s: float, regret_s: float) -> float:
+Seconds = TypeVar("Seconds", float, NDArray[np.float64])
+
+
+def placement_cost(backlog_s: Seconds, miss_s: Seconds, regret_s: Seconds) -> Seconds:
     """The one rule, in seconds: waiting, plus BETA x prefixes to build, plus what room for them costs others.
 
-    There is no threshold, so affinity is weighed and never thrown away.
+    One number each, or arrays that broadcast. There is no threshold, so affinity is weighed and never thrown
+    away. Depth is in the seconds of a row.
     """
     return backlog_s + BETA * miss_s + regret_s
 
@@ -76,6 +87,8 @@ class Sizes:
         # a token.
         self._plane_bytes = 4 * heads * int(descriptor.get("n_layers", 1))
         self._state_bytes = 4 * int(descriptor.get("hidden_size", 0))
+        # Planes after a loop's coda belong to that depth alone: then only the very depth serves a request.
+        self.has_coda = bool(int(descriptor.get("n_coda", 0)))
         self._scale = 1.0
 
     def estimate(self, tokens: int, depth: int) -> int:

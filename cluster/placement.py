@@ -1,13 +1,10 @@
 """Which replica computes what, when, and what it drops for it: plain data and plain calls.
 
 No Ray, no clock of its own, no randomness: a test or a simulation drives it exactly as the router does.
-Invariant: an item that is not finished is in exactly one of a run, the loose, the lone and a flight.
+Invariant: an item that is not finished is in one of a run, the loose, the lone, a stream and a flight.
 """
 
 from __future__ import annotations
-
-from collections import deque
-from dataclasses import replace
 
 import numpy as np
 
@@ -15,8 +12,12 @@ from ..workers.wire import Ack, Command, Int32Array, Inventory
 from .chunks import Chunk, assemble
 from .costs import PlacementRules, Rates, Sizes
 from .mirror import Flight, Mirror
-from .plan import Segment, plan_window
+from .plan import Plan, Segment, plan_window
+from .pull import choose
+from .reclaim import reclaim
 from .runs import assign, next_segment
+from .shares import Shares
+from .stream import Stream
 from .wire import WindowHead
 from .work import Finished, PoolState, Work
 
@@ -27,60 +28,129 @@ class Placement(PoolState):
     def __init__(self, rules: PlacementRules, sizes: Sizes) -> None:
         super().__init__(rules, sizes)
         self._remaining: dict[str, int] = {}
+        self._waiting: dict[str, int] = {}
+        self._deadlines: dict[str, float] = {}
         self._deaths: dict[tuple[str, int], int] = {}
+        self._shares = Shares(rules.chunk_seconds)
 
     def attach(self, slot: int, generation: int, budget_bytes: int, inventory: Inventory) -> None:
         """A replica is ready for work. It starts with nothing to do and takes or steals what there is."""
         measured = [work.rates.row_s for work in self.replicas.values() if work.rates.measured]
         rates = Rates(sum(measured) / len(measured) if measured else None)
-        work = Work(Mirror(slot, generation, budget_bytes), rates)
-        work.mirror.reset(inventory)
+        stamps: dict[bytes, int] | None = {} if self.rules.pool_budget_bytes else None
+        work = Work(Mirror(slot, generation, budget_bytes, self.tree, stamps), rates)
         self.replicas[slot] = work
-        for digest, entry in work.mirror.entries.items():
-            self.tree.hold(digest, entry.parent, entry.length, slot)
+        self._believe(work, inventory)
 
     def detach(self, slot: int) -> list[Finished]:
         """A replica is gone; its work goes to others. Returns items given up: they ran at too many deaths."""
         work = self.replicas.pop(slot)
         self.counters.deaths += 1
-        self._forget_holdings(slot, work.mirror)
+        self._forget_holdings(work)
         self.loose.extendleft(reversed(work.run))
+        self.version += 1
         flights = list(work.mirror.flights)
         for flight in reversed(flights[1:]):
-            self._put_back(flight, self.loose)
+            self._put_back(flight)
         return self._blame(flights[0]) if flights else []
 
     def resync(self, slot: int, inventory: Inventory) -> None:
         """Believe what a replica says it holds; what was on its way there is to do again."""
         work = self.replicas[slot]
-        self._forget_holdings(slot, work.mirror)
-        for flight in reversed(work.mirror.reset(inventory)):
-            self._put_back(flight, work.run)
-        for digest, entry in work.mirror.entries.items():
-            self.tree.hold(digest, entry.parent, entry.length, slot)
+        for flight in reversed(self._believe(work, inventory)):
+            self._put_back(flight, work)
         work.resyncing = False
 
-    def add_window(self, key: str, head: WindowHead) -> None:
-        """Take a window, or a part of one, and cut it into a run for each replica."""
-        plan = self.plans[key] = plan_window(key, head)
+    def add_window(
+        self, key: str, head: WindowHead, *, deadline_s: float | None = None, stream: bool | None = None
+    ) -> None:
+        """Take a window, or a part of one.
+
+        stream: let its items wait in groups for whichever replica has use for them, rather than cut it into
+        a run for each. By default so for a window of at most rules.stream_items items. deadline_s: on the
+        clock of `now_s`; what is not dispatched by then comes back from `expire`.
+        """
+        self.version += 1
+        is_stream = len(head.order) <= self.rules.stream_items if stream is None else stream
+        plan = self.plans[key] = plan_window(key, head, is_stream=is_stream, number=self.version)
         self._remaining[key] = len(plan)
         self.counters.ideal_rows += head.ideal_rows
+        self.deepest = max(self.deepest, head.depth)
+        if not len(plan):
+            self._end_window(key)
+            return
+        if deadline_s is not None:
+            self._deadlines[key] = deadline_s
+        self._now_waits(head.client, len(plan))
+        if is_stream:
+            self.streams.setdefault(head.client, Stream(self.tree)).add(plan)
+            return
         for node, digest in enumerate(plan.digests):
             parent = plan.digests[plan.parents[node]] if plan.parents[node] >= 0 else b""
             self.tree.add_use(digest, parent, plan.lengths[node], key, (plan.lows[node], plan.highs[node]))
-        if len(plan):
-            assign(self, plan)
-        else:
-            self._end_window(key)
+        assign(self, plan)
 
     def drop_window(self, key: str) -> None:
         """Forget a window: nobody waits for it. What is on its way will be acknowledged and ignored."""
-        for queue in (self.loose, self.lone, *(work.run for work in self.replicas.values())):
-            kept = [segment for segment in queue if segment.window != key]
-            queue.clear()
-            queue.extend(kept)
         if key in self.plans:
+            self._withdraw(key)
             self._end_window(key)
+
+    def cancel(self, key: str) -> list[Finished]:
+        """End a window early: what is not on its way comes back as cancelled, the rest when it is done."""
+        message = "its window was cancelled before this item was sent to a replica"
+        found = self._give_up(key, "cancelled", message)
+        self.counters.cancelled += sum(len(finished.items) for finished in found)
+        return found
+
+    def expire(self, now_s: float) -> list[Finished]:
+        """Items of windows past their deadline that no replica was sent."""
+        late = [key for key, deadline_s in self._deadlines.items() if deadline_s <= now_s]
+        found: list[Finished] = []
+        for key in late:
+            message = (
+                f"its window was to be dispatched by {self._deadlines[key]:.3f} s, it is {now_s:.3f} s: "
+                "give it more time, or the pool more replicas"
+            )
+            found += self._give_up(key, "timeout", message)
+        self.counters.expired += sum(len(finished.items) for finished in found)
+        return found
+
+    def drain(self, slot: int) -> None:
+        """Let a replica finish what is on its way, at most rules.commands_ahead chunks, and nothing more."""
+        work = self.replicas[slot]
+        work.draining = True
+        self.loose.extendleft(reversed(work.run))
+        work.run.clear()
+        self.version += 1
+
+    def is_drained(self, slot: int) -> bool:
+        """Whether a draining replica has nothing left to finish: it can be detached without losing work."""
+        work = self.replicas[slot]
+        return work.draining and not work.mirror.flights
+
+    def pin(self, slot: int, digest: bytes) -> bool:
+        """Keep a prefix on a replica until as many `unpin`. False if the replica does not hold it."""
+        mirror = self.replicas[slot].mirror
+        if digest not in mirror.entries:
+            return False
+        mirror.pins[digest] = mirror.pins.get(digest, 0) + 1
+        return True
+
+    def unpin(self, slot: int, digest: bytes) -> None:
+        """Take one pin away; one that ended with its replica or by a resync is no error."""
+        pins = self.replicas[slot].mirror.pins
+        count = pins.pop(digest, 0)
+        if count > 1:
+            pins[digest] = count - 1
+
+    def waiting_items(self, client: str) -> int:
+        """Items of a client that no replica was sent yet."""
+        return self._waiting.get(client, 0)
+
+    def room_for(self, client: str) -> int:
+        """Items that a client may still submit before it should wait: never more than rules.client_items."""
+        return max(self.rules.client_items - self.waiting_items(client), 0)
 
     def next_command(self, slot: int, now_s: float) -> Command | None:
         """The next command for a replica, or None while it has enough ahead or there is nothing to do."""
@@ -88,14 +158,16 @@ class Placement(PoolState):
         flights = work.mirror.flights
         if work.resyncing or len(flights) >= self.rules.commands_ahead or (flights and flights[-1].alone):
             return None
-        segment = next_segment(self, work)
-        if segment is None:
-            return self._lone_command(work, now_s)
-        chunk = assemble(self, work, segment)
-        segment.begin = chunk.end
-        if segment.begin == segment.end:
-            work.run.popleft()
-        return self._dispatch(work, chunk, now_s)
+        if not work.draining:
+            for client in self._shares.in_turn():
+                command = self._command_for(work, client, now_s)
+                if command is not None:
+                    return command
+            work.stuck_at = self.version
+            command = self._lone_command(work, now_s)
+            if command is not None:
+                return command
+        return self._drop_command(work, now_s)
 
     def acknowledge(self, slot: int, ack: Ack, now_s: float) -> Finished | None:
         """A command came back. None if it was refused; see `resyncing` and `is_unfit`."""
@@ -108,6 +180,7 @@ class Placement(PoolState):
         flight, agrees = work.mirror.confirm(ack, now_s)
         work.refusals_in_row, work.spared = 0, False
         work.busy_s += ack.seconds
+        work.idle_since_s = now_s
         work.rates.correct(ack.rows, flight.depth, ack.seconds)
         measured = dict(ack.built)
         for growth in flight.builds:
@@ -120,7 +193,7 @@ class Placement(PoolState):
         self.counters.computed_rows += ack.rows
         work.computed_rows += ack.rows
         before = self.counters.total_rows
-        finished = self._finish_flight(flight, ack.rows)
+        finished = self._finish_flight(flight, ack)
         work.total_rows += self.counters.total_rows - before
         return finished
 
@@ -154,9 +227,50 @@ class Placement(PoolState):
         """Items not finished."""
         return sum(self._remaining.values())
 
-    def _forget_holdings(self, slot: int, mirror: Mirror) -> None:
-        for digest in mirror.entries:
-            self.tree.release(digest, slot)
+    def _believe(self, work: Work, inventory: Inventory) -> list[Flight]:
+        slot = work.mirror.slot
+        lost = work.mirror.reset(inventory)
+        for stream in self.streams.values():
+            stream.forget(slot)
+            for digest in work.mirror.entries:
+                stream.held(slot, digest)
+        self.version += 1
+        return lost
+
+    def _forget_holdings(self, work: Work) -> None:
+        work.mirror.clear()
+        for stream in self.streams.values():
+            stream.forget(work.mirror.slot)
+
+    def _now_waits(self, client: str, change: int) -> None:
+        """So many more of a client's items wait to be dispatched."""
+        waiting = self._waiting.get(client, 0) + change
+        if waiting:
+            self._waiting[client] = waiting
+            self._shares.join(client)
+            return
+        self._waiting.pop(client, None)
+        self._shares.leave(client)
+        stream = self.streams.get(client)
+        if stream is not None and not stream.branches:
+            del self.streams[client]
+
+    def _command_for(self, work: Work, client: str, now_s: float) -> Command | None:
+        """A client's next chunk for a replica, of what waits in groups first: it is what came last."""
+        stream = self.streams.get(client)
+        segment = choose(self, work, stream, now_s) if stream is not None else None
+        if segment is not None and stream is not None:
+            chunk = assemble(self, work, segment)
+            stream.take(self.plans[segment.window], segment, chunk.end)
+            return self._dispatch(work, chunk, now_s)
+        segment = next_segment(self, work, client)
+        if segment is None:
+            return None
+        chunk = assemble(self, work, segment)
+        segment.begin = chunk.end
+        if segment.begin == segment.end:
+            work.run.remove(segment)
+        return self._dispatch(work, chunk, now_s)
 
     def _lone_command(self, work: Work, now_s: float) -> Command | None:
         if not self.lone or work.mirror.flights:
@@ -168,19 +282,36 @@ class Placement(PoolState):
         chunk = Chunk(segment.window, segment.begin, segment.end, rows, (), (), (), empty, (), alone=True)
         return self._dispatch(work, chunk, now_s)
 
+    def _drop_command(self, work: Work, now_s: float) -> Command | None:
+        """A command of nothing but drops, where another replica needs the pool's room more."""
+        drops = reclaim(self, work, now_s) if self.rules.pool_budget_bytes and self.plans else ()
+        if not drops:
+            return None
+        self.counters.reclaims += len(drops)
+        window = next(reversed(self.plans))
+        none = np.empty(0, dtype=np.int32)
+        return self._dispatch(work, Chunk(window, 0, 0, 0, drops, (), (), none, ()), now_s)
+
     def _dispatch(self, work: Work, chunk: Chunk, now_s: float) -> Command:
         mirror, plan = work.mirror, self.plans[chunk.window]
-        for digest in chunk.drops:
-            mirror.remove(digest)
-            self.tree.release(digest, mirror.slot)
+        self.clock += 1
+        dropped = {digest: mirror.remove(digest) for digest in chunk.drops}
         for growth in chunk.growths:
-            mirror.add(growth)
-            self.tree.hold(growth.digest, growth.parent, growth.length, mirror.slot)
+            self.counters.copies += bool(self.tree.holders(growth.digest))
+            mirror.add(growth, self.clock)
         for digest in chunk.prefixes:
-            mirror.touch(digest)
+            mirror.touch(digest, self.clock)
+        for stream in self.streams.values():
+            for digest in chunk.drops:
+                stream.released(mirror.slot, digest)
+            for growth in chunk.growths:
+                stream.held(mirror.slot, growth.digest)
         self.counters.chunks += 1
         self.counters.evictions += len(chunk.drops)
         depth = plan.head.depth
+        estimate_s = work.rates.seconds(chunk.rows, depth)
+        if not mirror.flights:
+            work.idled_s += max(now_s - work.idle_since_s, 0.0)
         mirror.flights.append(
             Flight(
                 sequence=mirror.sequence,
@@ -189,17 +320,22 @@ class Placement(PoolState):
                 end=chunk.end,
                 rows=chunk.rows,
                 depth=depth,
-                estimate_s=work.rates.seconds(chunk.rows, depth),
+                estimate_s=estimate_s,
                 head_s=now_s,
                 table=mirror.table,
-                drops=chunk.drops,
+                drops=dropped,
                 builds=chunk.growths,
                 planned_bytes=mirror.total_bytes,
                 alone=chunk.alone,
             )
         )
         mirror.sequence += 1
-        items = plan.head.order[chunk.begin : chunk.end]
+        work.lacking_bytes = chunk.lacking_bytes
+        if chunk.prefixes:
+            work.open = chunk.prefixes[-1]
+        if chunk.end > chunk.begin:
+            self._shares.charge(plan.head.client, estimate_s)
+            self._now_waits(plan.head.client, chunk.begin - chunk.end)
         return Command(
             epoch=mirror.epoch,
             sequence=mirror.sequence - 1,
@@ -208,7 +344,7 @@ class Placement(PoolState):
             drops=chunk.drops,
             builds=chunk.builds,
             prefixes=chunk.prefixes,
-            items=items,
+            items=plan.head.order[chunk.begin : chunk.end],
             prefix_of=chunk.prefix_of,
         )
 
@@ -227,16 +363,31 @@ class Placement(PoolState):
         elif ack.refused.startswith(("unbuildable", "mismatch")):
             self.unbuildable.update(growth.digest for growth in flight.builds)
 
-    def _put_back(self, flight: Flight, queue: deque[Segment]) -> None:
-        if flight.window in self.plans:
-            (self.lone if flight.alone else queue).appendleft(
-                Segment(flight.window, flight.begin, flight.end)
-            )
+    def _put_back(self, flight: Flight, work: Work | None = None) -> None:
+        """What was on its way waits again: with the replica that had it, if that is still there."""
+        plan = self.plans.get(flight.window)
+        if plan is not None and flight.end > flight.begin:
+            segment = Segment(flight.window, flight.begin, flight.end)
+            self._wait_again(plan, segment, alone=flight.alone, work=work)
+
+    def _wait_again(
+        self, plan: Plan, segment: Segment, *, alone: bool = False, work: Work | None = None
+    ) -> None:
+        self.version += 1
+        self._now_waits(plan.head.client, segment.end - segment.begin)
+        if alone:
+            self.lone.appendleft(segment)
+        elif plan.is_stream:
+            self.streams.setdefault(plan.head.client, Stream(self.tree)).put_back(plan, segment)
+        elif work is not None and not work.draining:
+            work.run.appendleft(segment)
+        else:
+            self.loose.appendleft(segment)
 
     def _blame(self, flight: Flight) -> list[Finished]:
         """What was running at a death: once is bad luck, twice means alone, then given up."""
         plan = self.plans.get(flight.window)
-        if plan is None:
+        if plan is None or flight.begin == flight.end:
             return []
         suspects = range(flight.begin, flight.end)
         counts = [self._deaths.get((flight.window, position), 0) + 1 for position in suspects]
@@ -246,34 +397,66 @@ class Placement(PoolState):
             message = (
                 f"the replica died {counts[0]} times while it scored this item, the last time it was alone"
             )
-            return [self._finish(flight, item, "replica_lost", message, counts[0])]
+            return [self._finish(flight.window, item, "replica_lost", message, counts[0])]
         if max(counts) < 2:
-            self._put_back(flight, self.loose)
+            self._put_back(flight)
             return []
-        for position in suspects:
-            queue = self.lone if self._deaths[flight.window, position] >= 2 else self.loose
-            queue.append(Segment(flight.window, position, position + 1))
+        for position in reversed(suspects):
+            alone = self._deaths[flight.window, position] >= 2
+            self._wait_again(plan, Segment(flight.window, position, position + 1), alone=alone)
         return []
 
-    def _finish_flight(self, flight: Flight, rows: int) -> Finished | None:
+    def _finish_flight(self, flight: Flight, ack: Ack) -> Finished | None:
         plan = self.plans.get(flight.window)
-        if plan is None:
+        if plan is None or flight.begin == flight.end:
             return None
-        self.counters.total_rows += int(plan.head.rows[flight.begin : flight.end].sum())
-        finished = self._finish(flight, plan.head.order[flight.begin : flight.end], "", "", 1)
-        return replace(finished, rows=rows)
+        self._shares.charge(plan.head.client, ack.seconds - flight.estimate_s)
+        self.counters.total_rows += plan.total_rows(flight.begin, flight.end)
+        items = plan.head.order[flight.begin : flight.end]
+        return self._finish(flight.window, items, "", "", 1, ack.rows)
 
-    def _finish(self, flight: Flight, items: Int32Array, kind: str, message: str, attempts: int) -> Finished:
+    def _finish(
+        self, key: str, items: Int32Array, kind: str, message: str, attempts: int, rows: int = 0
+    ) -> Finished:
         self.counters.items += len(items)
-        self._remaining[flight.window] -= len(items)
-        if not self._remaining[flight.window]:
-            self._end_window(flight.window)
-        return Finished(flight.window, items, kind, message, attempts)
+        self._remaining[key] -= len(items)
+        if not self._remaining[key]:
+            self._end_window(key)
+        return Finished(key, items, kind, message, attempts, rows)
+
+    def _give_up(self, key: str, kind: str, message: str) -> list[Finished]:
+        """Finish with an error what of a window is not on its way; of an unknown window that is nothing."""
+        self._deadlines.pop(key, None)
+        plan = self.plans.get(key)
+        segments = self._withdraw(key) if plan is not None else []
+        if plan is None or not segments:
+            return []
+        items = np.concatenate([plan.head.order[segment.begin : segment.end] for segment in segments])
+        return [self._finish(key, items, kind, message, 0)]
+
+    def _withdraw(self, key: str) -> list[Segment]:
+        """Take back what of a window is not on its way."""
+        plan = self.plans[key]
+        found: list[Segment] = []
+        for queue in (self.loose, self.lone, *(work.run for work in self.replicas.values())):
+            mine = [segment for segment in queue if segment.window == key]
+            if mine:
+                kept = [segment for segment in queue if segment.window != key]
+                queue.clear()
+                queue.extend(kept)
+                found += mine
+        if plan.is_stream and plan.head.client in self.streams:
+            found += self.streams[plan.head.client].withdraw(plan)
+        if found:
+            self._now_waits(plan.head.client, -sum(segment.end - segment.begin for segment in found))
+        return found
 
     def _end_window(self, key: str) -> None:
         plan = self.plans.pop(key)
         del self._remaining[key]
-        for digest in plan.digests:
-            self.tree.end_use(digest, key)
+        self._deadlines.pop(key, None)
+        if not plan.is_stream:
+            for digest in plan.digests:
+                self.tree.end_use(digest, key)
         for position in [entry for entry in self._deaths if entry[0] == key]:
             del self._deaths[position]

@@ -35,7 +35,10 @@ class Plan:
     digests: of each node. lows, highs: positions of its items. own: rows of each position after its deepest
     node.
     before: int64 [m + 1] rows of everything before a position, each node counted where it is first needed.
+    totals: int64 [m + 1] rows of everything before a position if nothing is shared.
     shared: int32 [m + 1] tokens of the deepest node that a cut at a position would split (0 at both ends).
+    is_stream: its items wait in groups for whoever has use for them, not in a run a replica.
+    number: grows from window to window.
     """
 
     key: str
@@ -48,7 +51,10 @@ class Plan:
     node_of: list[int]
     own: list[int]
     before: NDArray[np.int64]
+    totals: NDArray[np.int64]
     shared: NDArray[np.int32]
+    is_stream: bool = False
+    number: int = 0
     paths: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -57,6 +63,10 @@ class Plan:
     def rows(self, begin: int, end: int) -> int:
         """Rows to compute positions [begin, end) on a replica that holds nothing."""
         return int(self.before[end] - self.before[begin] + self.shared[begin]) if end > begin else 0
+
+    def total_rows(self, begin: int, end: int) -> int:
+        """Rows of positions [begin, end) if nothing is shared."""
+        return int(self.totals[end] - self.totals[begin])
 
     def path(self, node: int) -> tuple[int, ...]:
         """Nodes from the root to this one, itself included."""
@@ -80,7 +90,7 @@ class Plan:
         return begin + int(price.argmin())
 
 
-def plan_window(key: str, head: WindowHead) -> Plan:
+def plan_window(key: str, head: WindowHead, *, is_stream: bool = False, number: int = 0) -> Plan:
     """Lay a window out as a line. O(items + nodes)."""
     lengths = head.node_lengths.astype(np.int64)
     parents = head.node_parents.astype(np.int64)
@@ -110,7 +120,10 @@ def plan_window(key: str, head: WindowHead) -> Plan:
         node_of=head.node_of.tolist(),
         own=own.tolist(),
         before=np.cumsum(before),
+        totals=np.concatenate([[0], np.cumsum(head.rows, dtype=np.int64)]),
         shared=shared,
+        is_stream=is_stream,
+        number=number,
     )
 
 

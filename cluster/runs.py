@@ -2,37 +2,61 @@
 
 from __future__ import annotations
 
-from .chunks import regret_rows
+from bisect import bisect_left, bisect_right
+from heapq import nlargest
+
+import numpy as np
+from numpy.typing import NDArray
+
 from .costs import placement_cost
+from .evict import regret_rows
+from .keys import at_depth, depth_of
 from .plan import Plan, Segment
+from .pool_tree import bits
 from .work import PoolState, Work
+
+# Up to so many pairs of a run and a replica the regret of each is weighed; beyond, one figure a replica.
+PAIRS = 4096
+# A thief looks at so many of the richest runs before it gives up.
+VICTIMS = 4
 
 
 def assign(state: PoolState, plan: Plan) -> None:
     """Cut a window into one run a replica; each goes to the replica where the one rule makes it cheapest."""
-    free = set(state.replicas)
-    if not free:
+    works = [work for _, work in sorted(state.replicas.items()) if not work.draining]
+    if not works:
         state.loose.append(Segment(plan.key, 0, len(plan)))
         return
-    for run in _cut(plan, min(len(free), max(1, plan.rows(0, len(plan)) // state.rules.chunk_rows))):
-        slot = min(free, key=lambda candidate: (_cost(state, run, state.replicas[candidate]), candidate))
-        free.remove(slot)
-        state.replicas[slot].run.append(run)
+    runs = _cut(plan, min(len(works), max(1, plan.rows(0, len(plan)) // state.rules.chunk_rows)))
+    costs = _costs(state, plan, runs, works)
+    for run, row in zip(runs, costs, strict=True):
+        chosen = int(row.argmin())
+        works[chosen].run.append(run)
+        costs[:, chosen] = np.inf
 
 
-def next_segment(state: PoolState, work: Work) -> Segment | None:
-    """What a replica works on next, now the head of its run; None if there is nothing for it.
+def next_segment(state: PoolState, work: Work, client: str) -> Segment | None:
+    """What a replica works on next for a client, an element of its run; None if there is nothing for it.
 
     A loose segment of an older window comes first, then its own run, then any loose segment, then a theft.
     """
-    if state.loose and not (work.run and _age(state, work.run[0]) <= _age(state, state.loose[0])):
-        loose = state.loose
-        best = min(range(len(loose)), key=lambda i: (_age(state, loose[i]), _cost(state, loose[i], work)))
-        work.run.appendleft(loose[best])
-        del loose[best]
-    if not work.run and not _steal(state, work):
-        return None
-    return work.run[0]
+    own = _first_of(state, work, client)
+    loose = [segment for segment in state.loose if state.client_of(segment) == client]
+    if loose and (own is None or _age(state, own) > min(_age(state, segment) for segment in loose)):
+        held = work.mirror.entries
+        best = min(loose, key=lambda segment: (_age(state, segment), -_held_rows(state, segment, held)))
+        state.loose.remove(best)
+        work.run.appendleft(best)
+        return best
+    return own if own is not None else _steal(state, work, client)
+
+
+def _first_of(state: PoolState, work: Work, client: str) -> Segment | None:
+    return next((segment for segment in work.run if state.client_of(segment) == client), None)
+
+
+def _last_of(state: PoolState, work: Work, client: str) -> Segment | None:
+    return next((segment for segment in reversed(work.run) if state.client_of(segment) == client), None)
 
 
 def _cut(plan: Plan, parts: int) -> list[Segment]:
@@ -49,35 +73,98 @@ def _age(state: PoolState, segment: Segment) -> int:
     return state.plans[segment.window].head.window
 
 
-def _cost(state: PoolState, segment: Segment, work: Work) -> float:
-    plan, mirror = state.plans[segment.window], work.mirror
-    held = 0
-    for digest in mirror.entries:
-        low, high = state.tree[digest].uses.get(segment.window, (0, 0))
-        if low < segment.end and high > segment.begin:
-            held += mirror.own_length(digest)
-    miss_rows = max(plan.rows(segment.begin, segment.end) - held, 0)
-    miss_s = work.rates.seconds(miss_rows, plan.head.depth)
-    regret_s = work.rates.seconds(regret_rows(state, work, segment), plan.head.depth)
-    return placement_cost(state.backlog_s(work), miss_s, regret_s)
+def _costs(state: PoolState, plan: Plan, runs: list[Segment], works: list[Work]) -> NDArray[np.float64]:
+    """float64 [runs, works]: seconds by the one rule if that replica took that run."""
+    held = _held(state, plan, runs, works)
+    rows = np.array([plan.rows(run.begin, run.end) for run in runs], dtype=np.float64)
+    row_s = np.array([work.rates.seconds(1, plan.head.depth) for work in works])
+    backlog_s = np.array([state.backlog_s(work) for work in works])
+    miss_s = np.maximum(rows[:, None] - held, 0.0) * row_s
+    return placement_cost(backlog_s, miss_s, _regrets(state, plan, runs, works) * row_s)
 
 
-def _steal(state: PoolState, work: Work) -> bool:
-    """Take the tail half of the richest run, at a prefix border if possible, when that is worth the path."""
-    others = [other for other in state.replicas.values() if other is not work and other.run]
-    if not others:
-        return False
-    richest = max(others, key=lambda other: state.segment_s(other, other.run[-1]))
-    victim = richest.run[-1]
+def _held(state: PoolState, plan: Plan, runs: list[Segment], works: list[Work]) -> NDArray[np.float64]:
+    """Tokens of each run's prefixes that each replica holds, at this depth or, if that serves, deeper."""
+    held = np.zeros((len(runs), len(works)))
+    column = {work.mirror.slot: index for index, work in enumerate(works)}
+    begins, ends = [run.begin for run in runs], [run.end for run in runs]
+    for node, digest in enumerate(plan.digests):
+        holders = _holders(state, digest)
+        if holders:
+            first, last = bisect_right(ends, plan.lows[node]), bisect_left(begins, plan.highs[node])
+            above = plan.lengths[plan.parents[node]] if plan.parents[node] >= 0 else 0
+            for slot in bits(holders):
+                if slot in column:
+                    held[first:last, column[slot]] += plan.lengths[node] - above
+    return held
+
+
+def _holders(state: PoolState, digest: bytes) -> int:
+    holders = state.tree.holders(digest)
+    if not state.sizes.has_coda:
+        depth = depth_of(digest)
+        for deeper in state.tree.depths:
+            if deeper > depth:
+                holders |= state.tree.holders(at_depth(digest, deeper))
+    return holders
+
+
+def _regrets(state: PoolState, plan: Plan, runs: list[Segment], works: list[Work]) -> NDArray[np.float64]:
+    """Rows that each replica must compute again if it makes room for each run's longest prefix."""
+    longest = [_longest(plan, run) for run in runs]
+    if len(runs) * len(works) > PAIRS:
+        longest = [max(longest)] * len(runs)
+    known: dict[tuple[int, int], int] = {}
+    regrets = np.zeros((len(runs), len(works)))
+    for column, work in enumerate(works):
+        if not work.mirror.entries:
+            continue
+        for row, length in enumerate(longest):
+            if (column, length) not in known:
+                known[column, length] = regret_rows(state, work, length, plan.head.depth)
+            regrets[row, column] = known[column, length]
+    return regrets
+
+
+def _longest(plan: Plan, run: Segment) -> int:
+    ends = {run.begin, run.end - 1}
+    return max((plan.lengths[plan.node_of[p]] for p in ends if plan.node_of[p] >= 0), default=0)
+
+
+def _held_rows(state: PoolState, segment: Segment, held: dict[bytes, int]) -> int:
+    """Tokens of the path to a segment's first item that a replica holds."""
+    plan = state.plans[segment.window]
+    steps = plan.path(plan.node_of[segment.begin])
+    return max((plan.lengths[step] for step in steps if plan.digests[step] in held), default=0)
+
+
+def _steal(state: PoolState, work: Work, client: str) -> Segment | None:
+    """Take the tail half of a rich run, at a prefix border if possible, when that is worth the path."""
+    if work.stuck_at == state.version:
+        return None
+    found = [
+        (state.segment_s(other, tail), slot, tail)
+        for slot, other in state.replicas.items()
+        if other is not work and other.run and (tail := _last_of(state, other, client)) is not None
+    ]
+    for _, slot, victim in nlargest(VICTIMS, found, key=lambda candidate: candidate[:2]):
+        taken = _tail_half(state, state.replicas[slot], victim)
+        if taken is not None:
+            work.run.append(taken)
+            state.counters.steals += 1
+            return taken
+    return None
+
+
+def _tail_half(state: PoolState, owner: Work, victim: Segment) -> Segment | None:
     plan = state.plans[victim.window]
     middle = plan.cut(victim.begin, victim.end, 0.5)
     gain, price = plan.before[victim.end] - plan.before[middle], 2 * int(plan.shared[middle])
-    would_idle = middle == victim.begin and len(richest.run) == 1 and not richest.mirror.flights
+    would_idle = middle == victim.begin and len(owner.run) == 1 and not owner.mirror.flights
     if middle == victim.end or gain <= price or would_idle:
-        return False
-    work.run.append(Segment(victim.window, middle, victim.end))
+        return None
+    taken = Segment(victim.window, middle, victim.end)
     victim.end = middle
     if victim.begin == victim.end:
-        richest.run.pop()
-    state.counters.steals += 1
-    return True
+        owner.run.remove(victim)
+    return taken

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from hashlib import blake2b
+from itertools import chain, pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ..workers.wire import DIGEST_BYTES
 from .items import Int32Array, Items
+from .keys import prefix_digest
 from .wire import WindowHead
+
+BLOCK_IDS = 1 << 20  # neighbours are compared so many ids at a time: 40 MB of scratch, whatever the window
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +75,6 @@ def cut_window(
     )
 
 
-def prefix_digest(token_ids: Int32Array, depth: int, model_digest: str) -> bytes:
-    """Key of one prefix: 16 bytes over its whole int32 ids, the depth it was run at and the model."""
-    key = blake2b(digest_size=DIGEST_BYTES, person=depth.to_bytes(16, "little"))
-    key.update(model_digest.encode())
-    key.update(np.ascontiguousarray(token_ids, dtype="<i4").tobytes())
-    return key.digest()
-
-
 def _usable_lengths(items: Items, vocab_size: int) -> Int32Array:
     """int32 [n]: longest prefix that others may share; 0 for an item with an id outside the vocabulary."""
     lengths = np.diff(items.offsets)
@@ -103,15 +98,31 @@ def _prefix_order(items: Items, usable: Int32Array, wanted: Int32Array) -> Int32
     return np.array(sorted(wanted.tolist(), key=key), dtype=np.int32)
 
 
-def _shared_lengths(items: Items, usable: Int32Array, order: Int32Array) -> Iterable[int]:
+def _shared_lengths(items: Items, usable: Int32Array, order: Int32Array) -> list[int]:
     """For each neighbouring pair of the order, how many usable ids both start with."""
-    starts, limits, ids = items.offsets[order].tolist(), usable[order].tolist(), items.token_ids
-    for left in range(len(order) - 1):
-        limit = min(limits[left], limits[left + 1])
-        begin, other = starts[left], starts[left + 1]
-        differs = ids[begin : begin + limit] != ids[other : other + limit]
-        first = int(differs.argmax()) if limit else 0
-        yield first if limit and differs[first] else limit
+    starts, limits = items.offsets[order], usable[order].astype(np.int64)
+    pair_limits = np.minimum(limits[:-1], limits[1:])
+    blocks = np.searchsorted(np.cumsum(pair_limits), np.arange(BLOCK_IDS, pair_limits.sum(), BLOCK_IDS))
+    borders = [0, *np.unique(blocks).tolist(), len(pair_limits)]
+    shared = [
+        _first_differences(items.token_ids, starts[begin : end + 1], pair_limits[begin:end])
+        for begin, end in pairwise(borders)
+    ]
+    return list(chain.from_iterable(part.tolist() for part in shared))
+
+
+def _first_differences(
+    token_ids: Int32Array, starts: NDArray[np.int64], limits: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """int64 [pairs]: where ids at starts[i] and starts[i + 1] first differ; limits[i] if they do not."""
+    ends = np.cumsum(limits)
+    within = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - limits, limits)
+    left, right = np.repeat(starts[:-1], limits) + within, np.repeat(starts[1:], limits) + within
+    different = np.flatnonzero(token_ids[left] != token_ids[right])
+    pairs, firsts = np.unique(np.searchsorted(ends, different, side="right"), return_index=True)
+    shared = limits.copy()
+    shared[pairs] = within[different[firsts]]
+    return shared
 
 
 def _trie(shared: Iterable[int], num_items: int) -> _Trie:

@@ -10,24 +10,40 @@ from .costs import PlacementRules, Rates, Sizes
 from .mirror import Mirror
 from .plan import Plan, Segment
 from .pool_tree import PoolTree
+from .stream import Stream
 
 
 @dataclass(slots=True)
 class Work:
-    """One replica as placement sees it. run: its part of the plan. spared: late once, but it answered.
+    """One replica as placement sees it.
 
+    run: its part of the plans. open: the prefix of the last item it was sent. stuck_at: the version of the
+    pool's work at which it found nothing. idle_since_s: when its last command came back; idled_s: how long
+    it had nothing to do in all since it last copied a prefix for want of better. spared: late once, but it
+    answered. lacking_bytes: what its last chunk would have built if the rest of the pool had left it room.
     busy_s, computed_rows and total_rows are of finished commands, as in Counters.
     """
 
     mirror: Mirror
     rates: Rates
     run: deque[Segment] = field(default_factory=deque)
+    open: bytes = b""
+    stuck_at: int = -1
     resyncing: bool = False
+    draining: bool = False
     spared: bool = False
     refusals_in_row: int = 0
     busy_s: float = 0.0
     computed_rows: int = 0
     total_rows: int = 0
+    idle_since_s: float = 0.0
+    idled_s: float = 0.0
+    lacking_bytes: int = 0
+
+    @property
+    def flights_s(self) -> float:
+        """Estimated seconds of what is on its way there."""
+        return sum(flight.estimate_s for flight in self.mirror.flights)
 
 
 @dataclass(slots=True)
@@ -44,6 +60,10 @@ class Counters:
     refusals: int = 0
     mirror_differences: int = 0
     evictions: int = 0
+    copies: int = 0
+    reclaims: int = 0
+    cancelled: int = 0
+    expired: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +80,12 @@ class Finished:
 
 @dataclass(slots=True)
 class PoolState:
-    """The data that placement decides on. An item not finished is in one run, loose, lone or in flight.
+    """The data that placement decides on.
 
-    loose: segments that no replica's run has. lone: items that must run alone. unbuildable: prefixes
-    that an engine refused for a reason that will not pass.
+    An item not finished is in one run, loose, lone, a stream or in flight. loose: segments that no replica's
+    run has. lone: items that must run alone. streams: of each client what waits in groups. unbuildable:
+    prefixes that an engine refused for a reason that will not pass. version: grows when work is added.
+    clock: grows with every command; it stamps what is used.
     """
 
     rules: PlacementRules
@@ -75,6 +97,14 @@ class PoolState:
     unbuildable: set[bytes] = field(default_factory=set)
     loose: deque[Segment] = field(default_factory=deque)
     lone: deque[Segment] = field(default_factory=deque)
+    streams: dict[str, Stream] = field(default_factory=dict)
+    deepest: int = 1
+    version: int = 0
+    clock: int = 0
+
+    def client_of(self, segment: Segment) -> str:
+        """The client that waits for a segment."""
+        return self.plans[segment.window].head.client
 
     def segment_s(self, work: Work, segment: Segment) -> float:
         """Estimated seconds of a segment on a replica that holds nothing for it."""
@@ -83,5 +113,4 @@ class PoolState:
 
     def backlog_s(self, work: Work) -> float:
         """Estimated seconds of everything a replica has ahead of it."""
-        waiting = sum(self.segment_s(work, segment) for segment in work.run)
-        return waiting + sum(flight.estimate_s for flight in work.mirror.flights)
+        return sum(self.segment_s(work, segment) for segment in work.run) + work.flights_s

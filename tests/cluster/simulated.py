@@ -24,15 +24,15 @@ BYTES_PER_TOKEN = 32  # at depth 1, as the estimate from the descriptor has it
 
 @dataclass
 class TableModel:
-    """Enough of a model for a prefix table."""
+    """Enough of a model for a prefix table. block_tokens: memory is given out in units of so many tokens."""
 
     memory_bytes: int
+    block_tokens: int = 1
     used_bytes: int = 0
 
     def prefix(self, token_ids: Any, depth: int = 1, parent: Any = None) -> TablePrefix:
-        made = TablePrefix(
-            self, len(token_ids) + (parent.length if parent else 0), len(token_ids) * depth * BYTES_PER_TOKEN
-        )
+        size_bytes = -(-len(token_ids) // self.block_tokens) * self.block_tokens * depth * BYTES_PER_TOKEN
+        made = TablePrefix(self, len(token_ids) + (parent.length if parent else 0), size_bytes)
         if self.used_bytes + made.bytes > self.memory_bytes:
             raise MemoryError("simulated")
         self.used_bytes += made.bytes
@@ -49,6 +49,14 @@ class TablePrefix:
         self.model.used_bytes -= self.bytes
 
 
+@dataclass(frozen=True)
+class Done:
+    """One command that was carried out."""
+
+    window: str
+    seconds: float
+
+
 @dataclass
 class SimulatedReplica:
     """One replica on a clock of its own. row_s: seconds a row; call_s: seconds a command and a build."""
@@ -57,15 +65,17 @@ class SimulatedReplica:
     memory_bytes: int = 1 << 40
     row_s: float = 1e-4
     call_s: float = 2e-3
+    block_tokens: int = 1
     free_s: float = 0.0
     waiting: list[tuple[Command, float]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.model = TableModel(self.memory_bytes)
+        self.model = TableModel(self.memory_bytes, self.block_tokens)
         self.table = PrefixTable(self.model, self.budget_bytes)  # type: ignore[arg-type]
         self.inbox: Inbox[Command] = Inbox(8)
         self.rows = 0
         self.busy_s = 0.0
+        self.done: list[Done] = []
 
     def inventory(self) -> Inventory:
         self.inbox.start_epoch(self.inbox.epoch + 1)
@@ -107,6 +117,7 @@ class SimulatedReplica:
         seconds = rows * self.row_s + self.call_s * (1 + len(command.builds))
         self.rows += rows
         self.busy_s += seconds
+        self.done.append(Done(command.window, seconds))
         return self._ack(command, "", tuple((h.digest, h.size_bytes) for h in built), rows, seconds)
 
     def _ack(self, command: Command, refused: str, built: Any, rows: int, seconds: float) -> Ack:
@@ -127,6 +138,7 @@ class Simulation:
         self.windows: dict[str, Items] = {}
         self.finished: list[Finished] = []
         self.generation = 0
+        self.answered = -1
         for slot, replica in self.replicas.items():
             self.attach(slot, replica)
 
@@ -136,25 +148,38 @@ class Simulation:
         replica.free_s = self.now_s
         self.placement.attach(slot, self.generation, replica.budget_bytes, replica.inventory())
 
-    def submit(self, key: str, items: Items) -> None:
+    def submit(
+        self,
+        key: str,
+        items: Items,
+        *,
+        client: str = "c",
+        deadline_s: float | None = None,
+        stream: bool | None = None,
+    ) -> None:
         self.windows[key] = items
-        self.placement.add_window(key, cut_window(items, RULES, client="c", window=len(self.windows)))
+        head = cut_window(items, RULES, client=client, window=len(self.windows))
+        self.placement.add_window(key, head, deadline_s=deadline_s, stream=stream)
 
     def kill(self, slot: int) -> None:
         del self.replicas[slot]
         self.finished += self.placement.detach(slot)
 
+    def dispatch(self) -> None:
+        """Give every replica what it has room for."""
+        for slot, replica in self.replicas.items():
+            while (command := self.placement.next_command(slot, self.now_s)) is not None:
+                replica.waiting.append((command, self.now_s))
+
     def step(self) -> bool:
         """Dispatch what can be, then let the replica that ends first answer. False when nothing is left to
         do.
         """
-        for slot, replica in self.replicas.items():
-            while (command := self.placement.next_command(slot, self.now_s)) is not None:
-                replica.waiting.append((command, self.now_s))
+        self.dispatch()
         busy = {slot: replica for slot, replica in self.replicas.items() if replica.waiting}
         if not busy:
             return False
-        slot = min(busy, key=lambda s: (busy[s].ends_s(self.windows), s))
+        slot = self.answered = min(busy, key=lambda s: (busy[s].ends_s(self.windows), s))
         replica = busy[slot]
         self.now_s = max(replica.ends_s(self.windows), self.now_s)
         command, _ = replica.waiting.pop(0)

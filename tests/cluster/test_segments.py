@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tinyloop.cluster.items import Items
-from tinyloop.cluster.segments import CutRules, cut_window, prefix_digest
+from tinyloop.cluster.keys import at_depth, depth_of, prefix_digest
+from tinyloop.cluster.segments import CutRules, cut_window
 from tinyloop.cluster.wire import WindowHead, decode_window, encode_window
 
 RULES = CutRules(model_digest="model", vocab_size=8, build_overhead_rows=0)
@@ -97,6 +98,10 @@ def test_the_depth_and_the_model_are_part_of_a_key() -> None:
     keys = {prefix_digest(ids, depth, model) for depth in (1, 2) for model in ("a", "b")}
     assert len(keys) == 4
     assert {len(key) for key in keys} == {16}
+    deep, shallow = prefix_digest(ids, 4, "a"), prefix_digest(ids, 2, "a")
+    assert at_depth(shallow, 4) == deep
+    assert (depth_of(deep), depth_of(shallow)) == (4, 2)
+    assert at_depth(prefix_digest(ids, 2, "b"), 4) != deep
 
 
 def test_a_subset_of_the_items_keeps_their_indices() -> None:

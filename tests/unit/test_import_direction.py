@@ -64,7 +64,7 @@ def test_the_rule_sees_relative_imports() -> None:
     source = ROOT / "workers" / "replica.py"
     assert "ray" in {module for module, _ in imports_of(source)}
     assert "workers.engine_thread" in {module for module, _ in imports_of(source)}
-    assert "workers.wire" in {module for module, _ in imports_of(ROOT / "cluster" / "segments.py")}
+    assert "workers.wire" in {module for module, _ in imports_of(ROOT / "cluster" / "keys.py")}
 
 
 def test_placement_is_imported_without_ray_and_the_pool_by_its_short_name() -> None:
