@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import msgpack
@@ -12,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tinyloop.cluster.wire import decode_deliveries, decode_window
 from tinyloop.workers import messages, wire
+from tinyloop.workers.prompts import decode_prompts
 from tinyloop.workers.status import ModelFacts, Status, decode_status, encode_status
+from tinyloop.workers.tokens import decode_tokens
 from tinyloop.workers.wire import VERSION, WireError
 
 DECODERS: list[Callable[[bytes], Any]] = [
@@ -23,8 +26,10 @@ DECODERS: list[Callable[[bytes], Any]] = [
     decode_status,
     decode_window,
     decode_deliveries,
+    decode_prompts,
+    decode_tokens,
 ]
-KINDS = ["command", "ack", "result", "inventory", "status", "window", "deliveries"]
+KINDS = ["command", "ack", "result", "inventory", "status", "window", "deliveries", "prompts", "tokens"]
 A, B = bytes(16), bytes(range(16))
 
 COMMAND = wire.Command(
@@ -50,7 +55,7 @@ INVENTORY = wire.Inventory(4, (wire.HeldPrefix(B, b"", 7, 2, 4096),), 4096)
 FACTS = ModelFacts(
     "digest", "cpu", "selftest", 2048, {"vocab_size": 8192, "eos_ids": [1, 2], "tied_head": True}
 )
-STATUS = Status("ready", "run", "", 1, "host", 2, 3, 4, 0.5, 0.25, 100, 2, 50, 60, 0, FACTS)
+STATUS = Status("ready", "run", "", 1, "host", 2, 3, 4, 0.5, 0.25, 100, 2, 50, 60, 0, FACTS, 7)
 
 values = st.recursive(
     st.none()
@@ -77,6 +82,11 @@ values = st.recursive(
 )
 def test_a_message_survives_the_wire(message: Any, encode: Callable[[Any], bytes], decode: Any) -> None:
     assert encode(decode(encode(message))) == encode(message)
+
+
+def test_a_command_of_an_unknown_kind_is_refused_by_name() -> None:
+    with pytest.raises(WireError, match="'score' or 'generate' as the kind of work, got 'paint'"):
+        messages.decode_command(messages.encode_command(replace(COMMAND, kind="paint")))
 
 
 def test_scores_keep_their_bits() -> None:
