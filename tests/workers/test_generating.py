@@ -114,7 +114,7 @@ def test_ids_come_long_before_the_end_and_many_in_one_bundle(start: Start) -> No
 
 
 def test_a_score_command_is_carried_out_in_its_order_while_completions_are_on_their_way(start: Start) -> None:
-    """It waits for the commands before it and a turn of the batch, and its scores are what they always are."""
+    """It waits for the commands before it and a turn of the batch, and its scores are as ever."""
     items: list[Item] = [([i + 1], {"max_new_tokens": 500}) for i in range(8)]
     thread = start(token_seconds=1e-3)
     prompts = prompts_of(items)
