@@ -233,10 +233,13 @@ class EngineThread:
                 return _Slice()
 
     def _forget_cancelled(self, executor: Executor) -> None:
+        if not self._cancelled and not self._cancels_all:
+            return
         if self._cancels_all:
             executor.generating.cancel_all()
         executor.generating.cancel(self._cancelled)
         self._cancelled, self._cancels_all = [], False
+        self._publish(executor, 0)
 
     def _perform(self, executor: Executor, work: _Work) -> None:
         self._step_began_s = began_s = time.monotonic()

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import ray
 from collecting import MakePool, expected, gather
 from fake_model import expected_completion
 from generation_cases import PLAIN, Found, Item, mixed_items
@@ -18,6 +19,7 @@ from tinyloop.cluster.generate_items import Generated, NotGenerated, Prompt, Tok
 from tinyloop.cluster.pool import ReplicaPool
 from tinyloop.native import GenerateRequest, load_model
 from tinyloop.native.models import default_model_path
+from tinyloop.workers.status import decode_status
 
 ENGINE = {"model_path": default_model_path(), "factory": "tinyloop.native:load_model", "max_seq_len": 256}
 
@@ -96,6 +98,11 @@ def shared_items(groups: int, each: int, shared: int, vocab: int, depths: int) -
 
 def replica_pid(pool: ReplicaPool, slot: int = 0) -> int:
     return pool.status().replicas[slot].pid
+
+
+def generating(pool: ReplicaPool) -> int:
+    """Completions in the batch of the first replica, as it says itself."""
+    return decode_status(ray.get(pool._supervisor.slots[0].actor.health.remote())).generating
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
@@ -221,13 +228,14 @@ def test_cancelled_prompts_end_at_once_and_replicas_forget_them(make_pool: MakeP
     with pool.stream([prompt_of(item) for item in items]) as stream:
         first = next(stream)
         read.take(first)
-        for prompt in (first.prompt, *(p for p in range(120) if p not in read.parts)):
-            if len(read.parts) > 0 and prompt in (first.prompt, 119, 60):
-                stream.cancel(prompt)
+        # More than a replica may be sent at a time: of the others some have not left the router.
+        others = [prompt for prompt in range(120) if prompt != first.prompt][::40]
+        for prompt in (first.prompt, *others):
+            stream.cancel(prompt)
         for event in stream:
             read.take(event)
     cancelled = {i for i in range(120) if read.parts[i][-1].finish_reason == "cancelled"}
-    assert cancelled == {first.prompt, 60, 119}
+    assert cancelled == {first.prompt, *others}
     whole = fake_alone(items)
     for i in range(120):
         ids = read.found(i)[0]
@@ -237,7 +245,7 @@ def test_cancelled_prompts_end_at_once_and_replicas_forget_them(make_pool: MakeP
         next(stream)
     assert list(stream) == []
     deadline = time.monotonic() + 20
-    while pool.status().queued_items or pool.status().replicas[0].generating:
+    while pool.status().queued_items or generating(pool):
         assert time.monotonic() < deadline
     assert completions(pool.generate([prompt_of(item) for item in items[:3]])) == whole[:3]
 
