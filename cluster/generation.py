@@ -124,7 +124,7 @@ class GenerationClient:
 
     def _send(self, window: int, *, recovering: bool = False) -> None:
         prompts = self._ledger.prompts(window)
-        head = _head(prompts, self._ledger.missing(window), self._rules(prompts))
+        head = head_of(prompts, self._ledger.missing(window), self._rules(prompts))
         call = self._reach.router.submit.remote(
             self._reach.incarnation(), encode_window(head), self._windows[window].reference
         )
@@ -310,7 +310,7 @@ def _joined(prompt: int, parts: list[Tokens]) -> Generated:
     )
 
 
-def _head(prompts: Prompts, chosen: Int32Array, rules: CutRules) -> WindowHead:
+def head_of(prompts: Prompts, chosen: Int32Array, rules: CutRules) -> WindowHead:
     """The shape of a window to the router: its shared prefixes, and what each item will cost.
 
     Prefixes are built at the depth of the deepest request, which serves the shallower ones exactly.

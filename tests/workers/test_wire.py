@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tinyloop.cluster.generate_wire import Settled, decode_settled, encode_settled
 from tinyloop.cluster.wire import decode_deliveries, decode_window
 from tinyloop.workers import messages, wire
 from tinyloop.workers.prompts import decode_prompts
@@ -28,8 +29,10 @@ DECODERS: list[Callable[[bytes], Any]] = [
     decode_deliveries,
     decode_prompts,
     decode_tokens,
+    decode_settled,
 ]
 KINDS = ["command", "ack", "result", "inventory", "status", "window", "deliveries", "prompts", "tokens"]
+KINDS += ["settled"]
 A, B = bytes(16), bytes(range(16))
 
 COMMAND = wire.Command(
@@ -77,8 +80,9 @@ values = st.recursive(
         (RESULT, messages.encode_result, messages.decode_result),
         (INVENTORY, messages.encode_inventory, messages.decode_inventory),
         (STATUS, encode_status, decode_status),
+        (Settled("client", 3, np.array([0, 7], np.int32)), encode_settled, decode_settled),
     ],
-    ids=["command", "ack", "result", "inventory", "status"],
+    ids=["command", "ack", "result", "inventory", "status", "settled"],
 )
 def test_a_message_survives_the_wire(message: Any, encode: Callable[[Any], bytes], decode: Any) -> None:
     assert encode(decode(encode(message))) == encode(message)
