@@ -12,45 +12,14 @@
 
 #include "head.h"
 #include "pass.h"
-#include "rebuild.h"
+#include "sequence_memory.h"
 
 namespace tinyloop {
 
 namespace {
 
-// Tokens by which a sequence's memory grows.
-constexpr int64_t kBlockTokens = 256;
 // Sequences at a time where the caller does not say.
 constexpr int kDefaultBatch = 64;
-
-// One request from when it is added until it has ended, and what came of it so far.
-struct Job {
-  size_t key = 0;
-  GenerateItem item;  // its ids are the sequence's
-  Completion completion;
-};
-
-// A job on its way. Its tokens are those of the prefix, the item and what was generated.
-struct Sequence {
-  Job* job = nullptr;
-  std::vector<int32_t> ids;  // of the item and generated, in order
-  int64_t stored = 0;        // of them that are in the cache
-  int64_t start = 0;         // position of ids[0]
-  const CacheView* prefix = nullptr;
-  CacheView before;  // the prefix and all full blocks; used once there is a full one
-  std::vector<std::shared_ptr<CacheBlock>> blocks;  // the last one is being filled
-  int64_t block_end = 0;                            // positions that the blocks hold
-  double alive = 1.0;  // of the row that runs: product of 1 - gate so far
-  size_t order = 0;    // when it joined: the greatest is the youngest
-  size_t served = 0;   // the last step that had rows of it, or at which it joined
-
-  int64_t pending() const { return static_cast<int64_t>(ids.size()) - stored; }
-  int64_t position() const { return start + stored; }
-  const CacheView* standing() const {
-    if (blocks.size() > 1) return &before;
-    return prefix != nullptr && prefix->length > 0 ? prefix : nullptr;
-  }
-};
 
 // Rows that one sequence brings to a step.
 struct StepRows {
@@ -66,9 +35,7 @@ class Batch final : public GenerateBatch {
         engine_(*engine),
         max_batch_(static_cast<size_t>(max_batch > 0 ? max_batch : kDefaultBatch)),
         head_(*engine),
-        hot_(engine->cache) {
-    if (stores_hidden(hot_.mode)) hot_.mode = CacheMode::kFp16;
-  }
+        memory_(*engine) {}
 
   size_t add(const GenerateItem& item) override {
     check_item(engine_, item, next_key_);
@@ -134,7 +101,7 @@ class Batch final : public GenerateBatch {
     const std::shared_ptr<const PrefixState> prefix = job.item.prefix;
     jobs_.erase(job.key);
     const auto knows = [&](const auto& entry) { return entry.second.item.prefix == prefix; };
-    if (std::none_of(jobs_.begin(), jobs_.end(), knows)) views_.erase(prefix.get());
+    if (std::none_of(jobs_.begin(), jobs_.end(), knows)) memory_.forget(prefix.get());
   }
 
   void fail(Job& job, std::exception_ptr why) {
@@ -145,68 +112,15 @@ class Batch final : public GenerateBatch {
     forget(job);
   }
 
-  bool exits(const GenerateItem& item) const { return item.exit_threshold < 1.0; }
-
   // ---- memory ----------------------------------------------------------------------------------
-
-  // The prefix as attention reads it, in a hidden mode rebuilt once for all jobs that know it.
-  const CacheView* prefix_view(const GenerateItem& item) {
-    if (item.prefix == nullptr) return nullptr;
-    const auto [at, is_new] = views_.try_emplace(item.prefix.get());
-    if (is_new) {
-      try {
-        at->second.view = item.prefix->view();
-        if (!at->second.view.hidden.empty()) make_hot(*item.prefix, at->second);
-      } catch (...) {
-        views_.erase(at);
-        throw;
-      }
-    }
-    return &at->second.view;
-  }
-
-  struct PrefixView {
-    CacheView view;
-    std::shared_ptr<CacheBlock> hot;
-  };
-  void make_hot(const PrefixState& prefix, PrefixView& view) {
-    const int64_t planes = engine_.schedule.planes(prefix.depth);
-    view.hot = make_cache_block(*engine_.account, hot_, {0, prefix.length(), 0, planes},
-                                Owner::kRequest, "rebuilt keys and values of a prefix");
-    rebuild_all(engine_, view.view, prefix.depth, view.hot->places.kv);
-    view.view.hidden.clear();
-    view.view.kv = {view.hot->places.kv};
-  }
-
-  // Room for the positions below `end`. Throws OutOfMemoryError and changes nothing.
-  void grow(Sequence& s, int64_t end) {
-    if (end <= s.block_end) return;
-    const GenerateItem& item = s.job->item;
-    const int64_t begin = s.blocks.empty() ? s.start : s.block_end;
-    const int64_t last = s.start + static_cast<int64_t>(item.n_ids) + item.max_new_tokens - 1;
-    // What exits early cannot be computed again to the same numbers, so it gets all at once.
-    const int64_t wanted = exits(item) ? last : std::min(last, end + kBlockTokens);
-    const int64_t planes = engine_.schedule.planes(item.depth);
-    auto block = make_cache_block(*engine_.account, hot_, {begin, std::max(end, wanted), 0, planes},
-                                  Owner::kRequest, "keys and values of a sequence");
-    if (s.blocks.empty()) {
-      if (s.prefix != nullptr) s.before = *s.prefix;
-    } else {
-      s.before.append(s.blocks.back()->places);
-      s.before.length = s.block_end;
-    }
-    s.blocks.push_back(std::move(block));
-    s.block_end = std::max(end, wanted);
-  }
 
   // Frees what was rebuilt of prefixes that no running sequence stands on, but for `kept`. False if
   // there was none.
   bool drop_idle_views(const PrefixState* kept) {
-    return std::erase_if(views_, [&](const auto& entry) {
-             return entry.first != kept &&
-                    std::none_of(running_.begin(), running_.end(),
-                                 [&](const auto& s) { return s->prefix == &entry.second.view; });
-           }) > 0;
+    return memory_.drop_views([&](const PrefixState* prefix, const CacheView& view) {
+      return prefix != kept && std::none_of(running_.begin(), running_.end(),
+                                            [&](const auto& s) { return s->prefix == &view; });
+    });
   }
 
   // Puts the youngest sequence back, its memory freed. What exits early would not come to the same
@@ -240,7 +154,7 @@ class Batch final : public GenerateBatch {
   bool make_room(Sequence* s, int64_t rows) {
     for (;;) {
       try {
-        grow(*s, s->position() + rows);
+        memory_.grow(*s, s->position() + rows);
         return true;
       } catch (const OutOfMemoryError&) {
         if (drop_idle_views(s->job->item.prefix.get())) continue;
@@ -272,9 +186,9 @@ class Batch final : public GenerateBatch {
       Sequence& s = *waiting_.front();
       const GenerateItem& item = s.job->item;
       try {
-        s.prefix = prefix_view(item);
+        s.prefix = memory_.prefix_view(item);
         s.start = item.prefix != nullptr ? item.prefix->length() : 0;
-        grow(s, s.start + static_cast<int64_t>(s.ids.size()));
+        memory_.grow(s, s.start + static_cast<int64_t>(s.ids.size()));
       } catch (const OutOfMemoryError&) {
         if (drop_idle_views(item.prefix.get())) continue;
         if (!running_.empty()) return;
@@ -537,11 +451,10 @@ class Batch final : public GenerateBatch {
   Engine& engine_;
   const size_t max_batch_;
   HeadRows head_;
-  CacheShape hot_;  // running sequences keep keys and values, whatever the cache mode
+  SequenceMemory memory_;
   std::map<size_t, Job> jobs_;
   std::deque<std::unique_ptr<Sequence>> waiting_;
   std::vector<std::unique_ptr<Sequence>> running_;
-  std::map<const PrefixState*, PrefixView> views_;
   GenerateEvents events_;
   SampleScratch scratch_;
   size_t next_key_ = 0;
