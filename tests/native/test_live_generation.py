@@ -282,3 +282,28 @@ def test_an_empty_batch_has_nothing_to_do() -> None:
     with load_family("ouro") as model, model.generation() as batch:
         step = batch.step(5.0)
         assert (len(step.keys), step.finished, step.failed) == (0, [], [])
+
+
+def test_an_allocation_that_fails_costs_at_most_the_request_that_made_it() -> None:
+    """The first, the second and so on beyond the last: the others come to their bits, no byte stays."""
+    asked: list[Asked] = [(random_ids(9, seed=i), 300, {"stop_ids": NO_STOP, "depth": 1}) for i in range(3)]
+    with load_family("ouro") as model:
+        expected = alone(model, asked)
+        before, failures = lasting_memory(model), []
+        for n in range(1, 12):
+            with model.generation() as batch:
+                told = Told()
+                for ids, new, options in asked:
+                    batch.add(ids, new, **options)
+                model._fail_allocation(n)
+                run_out(batch, told)
+                model._fail_allocation(0)
+            for key, error in told.failed.items():
+                assert type(error) is OutOfMemoryError, f"request {key}, allocation {n}"
+            for key in told.reasons:
+                assert told.completion(key) == expected[key], f"request {key}, allocation {n}"
+            assert len(told.failed) + len(told.reasons) == 3
+            assert lasting_memory(model) == before
+            failures.append(len(told.failed))
+    # The first has nobody to wait for; later ones wait, or put another back, and there are two for each.
+    assert failures == [1] + [0] * 10
