@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any
 from uuid import uuid4
 
@@ -22,7 +21,7 @@ from ..workers.prompts import Prompts, encode_prompts
 from ..workers.status import ModelFacts
 from ..workers.tokens import decode_tokens
 from ..workers.wire import GENERATE, WireError
-from .generate_items import Defaults, Generated, NotGenerated, Prompt, Tokens, columns_of, cost_rows
+from .generate_items import Defaults, NotGenerated, Prompt, columns_of, cost_rows
 from .generate_ledger import Event, GenerateLedger
 from .generate_wire import Settled, encode_settled
 from .items import Int32Array, Items
@@ -74,8 +73,8 @@ class GenerationClient:
         self._router_asked_s = 0.0
         self._after = 0
 
-    def stream(self, prompts: Sequence[Prompt]) -> TokenStream:
-        """Submit requests. Raises ValueError for one that no model could take, PoolError."""
+    def submit(self, prompts: Sequence[Prompt]) -> int:
+        """Take requests in; returns their window. Raises ValueError if no model could take one, PoolError."""
         window, self._next_window = self._next_window, self._next_window + 1
         facts = self._reach.facts()
         eos = tuple(int(i) for i in facts.descriptor.get("eos_ids", ()))
@@ -85,7 +84,7 @@ class GenerationClient:
         self._windows[window] = _Window([ray.put(encode_prompts(columns))])
         if len(columns):
             self._send(window)
-        return TokenStream(self, window, len(columns))
+        return window
 
     def resubmit(self) -> None:
         """The router started anew and knows nothing: tell it what has not ended."""
@@ -239,75 +238,6 @@ class GenerationClient:
                         delivery.attempts,
                     )
                 )
-
-
-class TokenStream:
-    """Events of one submission, as they come: the ids of each completion in order, each once.
-
-    Iterate it, inside `with` or to its end; leaving early cancels the rest. Several streams of one pool may
-    be read in turn.
-    """
-
-    def __init__(self, client: GenerationClient, window: int, num_prompts: int) -> None:
-        self._client = client
-        self._window = window
-        self._left = num_prompts
-
-    def __iter__(self) -> Iterator[Event]:
-        return self
-
-    def __next__(self) -> Event:
-        """Blocks until ids of some completion have come. Raises PoolError."""
-        if self._left == 0:
-            self.close()
-            raise StopIteration
-        event = self._client.next_event(self._window)
-        if isinstance(event, NotGenerated) or event.finish_reason is not None:
-            self._left -= 1
-        return event
-
-    def cancel(self, prompt: int) -> None:
-        """Need no more of one completion: its last event says "cancelled", unless it has ended before."""
-        if self._left:
-            self._client.cancel(self._window, prompt)
-
-    def close(self) -> None:
-        """Cancel what is on its way. Twice is harmless."""
-        self._left = 0
-        self._client.close(self._window)
-
-    def __enter__(self) -> TokenStream:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-def gather(stream: TokenStream, num_prompts: int) -> list[Generated | NotGenerated]:
-    """Every completion of a stream, in the order of the prompts."""
-    parts: list[list[Tokens]] = [[] for _ in range(num_prompts)]
-    failures: dict[int, NotGenerated] = {}
-    with stream:
-        for event in stream:
-            if isinstance(event, NotGenerated):
-                failures[event.prompt] = event
-            else:
-                parts[event.prompt].append(event)
-    return [failures[i] if i in failures else _joined(i, parts[i]) for i in range(num_prompts)]
-
-
-def _joined(prompt: int, parts: list[Tokens]) -> Generated:
-    reason = parts[-1].finish_reason
-    assert reason is not None
-    return Generated(
-        prompt,
-        np.concatenate([part.token_ids for part in parts]),
-        np.concatenate([part.logprobs for part in parts]),
-        np.concatenate([part.depths for part in parts]),
-        reason,
-    )
 
 
 def head_of(prompts: Prompts, chosen: Int32Array, rules: CutRules) -> WindowHead:

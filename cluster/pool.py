@@ -21,7 +21,7 @@ from ..workers.model import ReplicaSettings
 from ..workers.status import ModelFacts, Status
 from .config import PoolConfig
 from .generate_items import Generated, NotGenerated, Prompt
-from .generation import GenerationClient, Reach, TokenStream, gather
+from .generation import GenerationClient, Reach
 from .items import Failed, Int32Array, Items, Scored
 from .ledger import Ledger
 from .pool_status import ModelInfo, PoolStatus, pool_status
@@ -30,6 +30,7 @@ from .router import ROUTER_OPTIONS, Router, check_hello
 from .segments import CutRules, cut_window
 from .session import cluster_cpus, cluster_gpus, connect
 from .supervisor import PoolError, Slot, Supervisor
+from .token_stream import TokenStream, gather
 from .wire import Delivery, decode_deliveries, encode_window
 
 WINDOWS_IN_FLIGHT = 2
@@ -133,7 +134,7 @@ class ReplicaPool:
         """Begin to generate; the stream's events bring ids as they come. Raises as generate()."""
         if self._closed:
             raise PoolError("the pool is closed")
-        return self._generation.stream(prompts)
+        return TokenStream(self._generation, self._generation.submit(prompts), len(prompts))
 
     def status(self) -> PoolStatus:
         """A snapshot of the pool. Raises PoolError if the router cannot be reached."""
