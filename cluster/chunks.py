@@ -9,6 +9,7 @@ import numpy as np
 
 from ..workers.wire import Build, Int32Array
 from .evict import ahead_of, budget_of, evictions
+from .generating import in_use, most_items
 from .mirror import Growth, Mirror
 from .plan import Plan, Segment
 from .work import PoolState, Work
@@ -68,9 +69,10 @@ def assemble(state: PoolState, work: Work, segment: Segment) -> Chunk:
     """The next chunk of a segment for one replica, at least one item long. Changes nothing."""
     plan, mirror = state.plans[segment.window], work.mirror
     draft = _Draft(budget_of(state, mirror))
-    if mirror.pins:
-        draft.keep(mirror.protected(set()), mirror)
-    most_rows = _most_rows(state, work, plan, segment)
+    used = in_use(work)
+    if mirror.pins or used:
+        draft.keep(mirror.protected(used), mirror)
+    most_rows, most = _most_rows(state, work, plan, segment), most_items(state, work, segment)
     own, node_of, prefix_of = plan.own, plan.node_of, draft.prefix_of
     position, last_node, prefix_index, missing = segment.begin, -2, -1, 0
     while position < segment.end:
@@ -86,6 +88,8 @@ def assemble(state: PoolState, work: Work, segment: Segment) -> Chunk:
         prefix_of.append(prefix_index)
         draft.rows += own[position] + missing
         position += 1
+        if len(prefix_of) >= most:
+            break
         if draft.rows >= state.rules.chunk_rows and (
             draft.rows >= most_rows or len(prefix_of) >= state.rules.chunk_items
         ):

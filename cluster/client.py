@@ -1,4 +1,4 @@
-"""One client of a router: windows in, scores out, whatever dies in between.
+"""One client of a router: windows in, scores or generated ids out, whatever dies in between.
 
 Invariant: every submitted item comes back exactly once, unless its window was cancelled; what cannot go on
 raises PoolError.
@@ -11,19 +11,23 @@ import socket
 import sys
 import time
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import ray
 
 from .fleet import PoolError
+from .generate_items import Generated, NotGenerated, Prompt
+from .generation import GenerationClient, Reach
 from .homes import Home
 from .items import Failed, Int32Array, Items, Scored
 from .ledger import Ledger
 from .processes import end_processes
 from .router import FULL, TAKEN, check_hello
 from .segments import CutRules, cut_window
-from .wire import Delivery, decode_deliveries, encode_window
+from .token_stream import TokenStream, gather
+from .wire import FIRST_STREAM, Delivery, decode_deliveries, encode_window
 
 WINDOWS_IN_FLIGHT = 2
 LONGEST_POLL_S = 5.0
@@ -51,6 +55,7 @@ class PoolClient:
         self._collected: deque[Scored | Failed] = deque()
         self._after = 0
         self._closed = False
+        self._generation = GenerationClient(self._reach())
 
     def submit(self, window: int, items: Items, deadline_s: float | None = None) -> None:
         """Hand one window in. Blocks while two are in flight or the pool is full.
@@ -92,6 +97,32 @@ class PoolClient:
         collected = list(self._collected)
         self._collected.clear()
         return collected
+
+    def generate(self, prompts: Sequence[Prompt]) -> list[Generated | NotGenerated]:
+        """Completions in the order of the prompts; a prompt that fails does so alone.
+
+        Raises ValueError for a prompt that no model could take, before anything is sent; PoolError.
+        """
+        return gather(self.stream(prompts), len(prompts))
+
+    def stream(self, prompts: Sequence[Prompt]) -> TokenStream:
+        """Begin to generate; the stream's events bring ids as they come. Raises as generate()."""
+        if self._closed:
+            raise PoolError("the pool is closed")
+        return TokenStream(self._generation, self._generation.submit(prompts), len(prompts))
+
+    def _reach(self) -> Reach:
+        return Reach(
+            home=self._home,
+            client=self._client,
+            router=self._router,
+            incarnation=lambda: self._incarnation,
+            submit=self._submitted,
+            poll=self._begin_poll,
+            hear=self._hear,
+            recover=self._recover_router,
+            restart=self._restart_router,
+        )
 
     def _meet_router(self) -> None:
         """Wait for the router, and for its knowing the replicas. Raises PoolError if it does not come."""
@@ -136,6 +167,7 @@ class PoolClient:
         for window in self._ledger.open_windows():
             if window in self._tokens:
                 self._send(window, self._ledger.missing(window))
+        self._generation.resubmit()
 
     def _send(self, window: int, chosen: Int32Array, *, first: bool = False) -> bool:
         """Submit items of a window. False if the router does not know this client, or died."""
@@ -146,15 +178,16 @@ class PoolClient:
         )
         self._ledger.ideal_rows += head.ideal_rows if first else 0
         message, incarnation = encode_window(head), self._incarnation
-        while (answer := self._submitted(window, message)) == FULL:
+        while (answer := self._submitted(message, self._tokens[window], self._left_s(window))) == FULL:
             # The pool has all it can hold: what comes back meanwhile makes room here too.
             self._receive(FULL_PAUSE_S)
             if window not in self._tokens or incarnation != self._incarnation:
                 return True  # its time is over, or it went to a new router with everything else
         return answer == TAKEN
 
-    def _submitted(self, window: int, message: bytes) -> str | None:
-        call = self._router.submit.remote(self._incarnation, message, self._tokens[window])
+    def _submitted(self, message: bytes, payload: list[Any], within_s: float | None = None) -> str | None:
+        """The router's answer to a window, None if it died. payload: a reference in a list."""
+        call = self._router.submit.remote(self._incarnation, message, payload, within_s)
         try:
             return str(ray.get(call, timeout=REPLY_S))
         except ray.exceptions.GetTimeoutError:
@@ -163,7 +196,7 @@ class PoolClient:
         except (ray.exceptions.ActorUnavailableError, ray.exceptions.ActorDiedError):
             return None
         except ray.exceptions.RayError as error:
-            raise PoolError(f"window {window} was not taken: {error}") from error
+            raise PoolError(f"a window was not taken: {error}") from error
 
     def _receive(self, timeout_s: float) -> None:
         """One long poll. Raises PoolError when every replica was given up."""
@@ -173,22 +206,32 @@ class PoolClient:
         if answer is None:
             self._recover_router()
             return
+        self._hear(answer)
+
+    def _hear(self, answer: tuple[bytes, list[Any]]) -> None:
+        """Take in what the router has delivered; what came before by another poll is passed over."""
         deliveries, references = decode_deliveries(answer[0]), deque(answer[1])
         for delivery in deliveries:
+            reference = None if delivery.error_class else references.popleft()
+            if delivery.number <= self._after:
+                continue
             self._after = delivery.number
-            if delivery.error_class:
+            if delivery.window >= FIRST_STREAM:
+                self._generation.give_up(delivery)
+            elif delivery.error_class:
                 self._give_up(delivery)
             else:
-                self._take(delivery, references.popleft())
+                self._take(delivery, reference)
         self._time_out()
         for window in self._ledger.close_finished():
             self._tokens.pop(window, None)
             self._deadlines.pop(window, None)
 
     def _poll(self, timeout_s: float) -> tuple[bytes, list[Any]] | None:
-        call = self._router.collect.remote(self._incarnation, self._client, self._after, timeout_s)
         try:
-            answer: tuple[bytes, list[Any]] | None = ray.get(call, timeout=timeout_s + ROUTER_ANSWER_S)
+            answer: tuple[bytes, list[Any]] | None = ray.get(
+                self._begin_poll(timeout_s), timeout=timeout_s + ROUTER_ANSWER_S
+            )
         except ray.exceptions.GetTimeoutError:
             self._restart_router()
             return None
@@ -197,6 +240,9 @@ class PoolClient:
         except ray.exceptions.RayError as error:
             raise PoolError(str(error)) from error
         return answer
+
+    def _begin_poll(self, timeout_s: float) -> Any:
+        return self._router.collect.remote(self._incarnation, self._client, self._after, timeout_s)
 
     def _take(self, delivery: Delivery, reference: Any) -> None:
         if not len(self._ledger.missing(delivery.window, delivery.items)):
@@ -219,24 +265,33 @@ class PoolClient:
         nearest_s = min((until_s for until_s, _ in self._deadlines.values()), default=float("inf"))
         return max(min(timeout_s, nearest_s - time.monotonic()), 0.0)
 
+    def _left_s(self, window: int) -> float | None:
+        """What is left of the time that a window was given."""
+        if window not in self._deadlines:
+            return None
+        return max(self._deadlines[window][0] - time.monotonic(), 0.0)
+
     def _time_out(self) -> None:
-        """Windows whose time is over: what has not come back comes back as failed, and is not scored."""
+        """Windows whose time is over: what has not come back comes back as failed, and is not scored.
+
+        The router knows the time too, so that it sends nothing more even if nobody looks here.
+        """
         now_s = time.monotonic()
         late = [window for window, (until_s, _) in self._deadlines.items() if now_s >= until_s]
         for window in late:
             deadline_s = self._deadlines[window][1]
             message = f"not finished within the {deadline_s:g} s that the window was given"
-            for item in self._drop(window).tolist():
+            for item in self._drop(window, late=True).tolist():
                 self._collected.append(Failed(window, item, "timeout", message, 0))
 
-    def _drop(self, window: int) -> Int32Array:
+    def _drop(self, window: int, *, late: bool = False) -> Int32Array:
         """Forget a window here and in the router. Returns its items that had not come back."""
         missing = self._ledger.drop(window)
         self._tokens.pop(window, None)
         self._deadlines.pop(window, None)
         if len(missing):
             # A router that does not hear this has died, and its successor never knew of the window.
-            self._router.cancel.remote(self._client, window)
+            self._router.cancel.remote(self._client, window, late)
         return missing
 
     def _ask(self, call: Any) -> Any:
@@ -250,6 +305,8 @@ class PoolClient:
     def _check(self, window: int, items: Items) -> None:
         if self._closed:
             raise PoolError("the pool is closed")
+        if not 0 <= window < FIRST_STREAM:
+            raise ValueError(f"window {window} must be numbered from 0 to {FIRST_STREAM - 1}")
         if window in self._ledger.known:
             raise ValueError(f"window {window} was submitted before")
         lengths = np.diff(items.offsets)

@@ -1,7 +1,8 @@
 """Who uses a pool: what each client has in flight and has not fetched, and when it was last heard of.
 
 Invariant: what is kept for a client is bounded, since it may have MAX_WINDOWS windows here at most, counting
-those whose results it has not acknowledged, and MAX_CLIENTS clients at most are known.
+those whose results it has not acknowledged, and MAX_STREAMS to generate, and MAX_CLIENTS clients at most are
+known.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from .wire import Delivery
+from .wire import FIRST_STREAM, Delivery
 from .work import Finished
 
 # A client keeps two in flight; two more may be finished and not acknowledged yet.
 MAX_WINDOWS = 4
+# Of what is generated nothing is kept here but what it needs; these bound the bookkeeping.
+MAX_STREAMS = 64
 MAX_CLIENTS = 256
 # Heads of that many items take some 200 MB; one window is taken whatever its size.
 MAX_QUEUED_ITEMS = 4_000_000
@@ -40,8 +43,10 @@ class Client:
 
     def has_room(self, window: int) -> bool:
         """Whether it may have this window in flight too."""
+        generates = window >= FIRST_STREAM
         held = self.parts.keys() | {delivery.window for delivery, _ in self.deliveries}
-        return window in held or len(held) < MAX_WINDOWS
+        like = {other for other in held if (other >= FIRST_STREAM) == generates}
+        return window in like or len(like) < (MAX_STREAMS if generates else MAX_WINDOWS)
 
     def forget(self, after: int) -> None:
         """It has fetched the deliveries up to this number."""
@@ -148,7 +153,8 @@ class Clients:
             {
                 "client": name,
                 "label": client.label,
-                "windows": len(client.parts),
+                "windows": sum(window < FIRST_STREAM for window in client.parts),
+                "streams": sum(window >= FIRST_STREAM for window in client.parts),
                 "unfetched": len(client.deliveries),
                 "silent_s": now_s - client.seen_s,
             }

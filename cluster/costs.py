@@ -29,6 +29,8 @@ class PlacementRules:
     stream_items: a window of at most so many items goes by groups to whoever has use for them, unless it is
     said otherwise. client_items: the most that a client should have waiting.
     answering_factor: how much longer than a silent one a late replica gets that still answers.
+    generate_items: most items of one client that a replica has to generate: an engine's batch, and enough
+    beside it to fill the places of those that end until the next command comes.
     """
 
     chunk_seconds: float = 0.5
@@ -44,6 +46,7 @@ class PlacementRules:
     refusal_limit: int = 20
     stream_items: int = 256
     client_items: int = 1 << 20
+    generate_items: int = 96
 
 
 Seconds = TypeVar("Seconds", float, NDArray[np.float64])

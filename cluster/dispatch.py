@@ -14,11 +14,11 @@ from typing import Any
 import ray
 
 from ..workers.messages import decode_ack, decode_inventory, encode_command
-from ..workers.status import Status
-from ..workers.wire import WireError
+from ..workers.status import Status, decode_status
+from ..workers.wire import Int32Array, WireError
 from .costs import PlacementRules, Sizes
+from .generation_desk import Generated, GenerationDesk
 from .placement import Placement
-from .seams import leave, release_run, stop_window
 from .work import Finished
 
 PROBE_S = 2.0
@@ -37,9 +37,9 @@ class _Sent:
 
 @dataclass(slots=True)
 class Link:
-    """The way to one replica. leaving: it finishes what it has and gets nothing more.
+    """The way to one replica. model_bytes: what it holds beside prefixes.
 
-    model_bytes: what it holds beside prefixes.
+    probing: somebody looks at it. seen, generates, looked_s: as the desk of generation found it.
     """
 
     slot: int
@@ -48,7 +48,9 @@ class Link:
     sent: asyncio.Queue[_Sent] = field(default_factory=asyncio.Queue)
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
     probing: bool = False
-    leaving: bool = False
+    seen: Generated = field(default_factory=Generated)
+    generates: bool = False
+    looked_s: float = 0.0
     model_bytes: int = 0
 
 
@@ -65,6 +67,7 @@ class Dispatcher:
         self.placement = Placement(rules, Sizes({}))
         self.links: dict[int, Link] = {}
         self._endings: dict[int, tuple[int, bool, str]] = {}
+        self._desk = GenerationDesk(self.placement, self.lose, self.start)
         self._tokens_of, self._deliver, self._broken = tokens_of, deliver, broken
         self._sized = False
 
@@ -77,7 +80,10 @@ class Dispatcher:
             self.lose(known, "another generation came")
         link = Link(slot, generation, actor, model_bytes=status.memory_bytes - status.prefix_bytes)
         try:
-            answer = await asyncio.wait_for(actor.inventory.remote(), INVENTORY_S)
+            # Anew: what it generates was asked for by a router that is gone.
+            answers = asyncio.gather(actor.health.remote(), actor.inventory.remote(True))
+            health, answer = await asyncio.wait_for(answers, INVENTORY_S)
+            link.seen = Generated.of(decode_status(health))
         except (TimeoutError, ray.exceptions.RayError):
             # Its owner learns of it by the death, and starts another.
             ray.kill(actor)
@@ -95,7 +101,7 @@ class Dispatcher:
         """A replica is gone. Returns whether it got anything done, and why it was given up."""
         link = self.links.get(slot)
         if link is not None and link.generation == generation:
-            self.lose(link, "")
+            self.lose(link, "", died=not self.placement.replicas[slot].draining)
         ended, progressed, reason = self._endings.get(slot, (0, False, ""))
         return (progressed, reason) if ended == generation else (False, "")
 
@@ -104,49 +110,61 @@ class Dispatcher:
         link = self.links.get(slot)
         if link is None or link.generation != generation:
             return True
-        link.leaving = True
-        release_run(self.placement, slot)
-        self.pump()
-        if self.placement.replicas[slot].mirror.flights:
+        if not self.placement.replicas[slot].draining:
+            self.placement.drain(slot)
+            self.pump()
+        if not self.placement.is_drained(slot):
             return False
         del self.links[slot]
-        leave(self.placement, slot)
+        self.placement.detach(slot, died=False)
         self._endings[slot] = (generation, True, "")
         _cancel(link)
         return True
 
-    def cancel(self, window: str) -> None:
-        """Nobody waits for a window any more. What runs of it is finished and ignored."""
-        stop_window(self.placement, window)
+    def cancel(self, window: str, *, late: bool = False) -> None:
+        """Nobody waits for a window any more. What is scored of it is finished and ignored."""
+        self.placement.cancel(window, late=late)
         self.pump()
+
+    def settle(self, window: str, items: Int32Array) -> bool:
+        """A client needs nothing more of items that are generated. Returns whether the window has ended."""
+        self.placement.settle(window, items.tolist())
+        self.pump()
+        return window not in self.placement.plans
+
+    def forget(self, client: str) -> None:
+        """A client is gone: replicas keep no ids for it."""
+        for link in self.links.values():
+            link.actor.forget.remote(client)
 
     def pump(self) -> None:
         """Send every replica what it has room for. Synchronous: nothing changes between choice and count."""
+        self._desk.tell_cancels(self.links)
         for slot, link in list(self.links.items()):
-            while (
-                not link.leaving
-                and (command := self.placement.next_command(slot, time.monotonic())) is not None
-            ):
+            while (command := self.placement.next_command(slot, time.monotonic())) is not None:
                 tokens = self._tokens_of(command.window)
                 references = link.actor.run.options(num_returns=2).remote(encode_command(command), tokens)
                 link.sent.put_nowait(_Sent(command.window, *references))
 
-    def probe_late(self) -> None:
-        """Replicas that hang give no sign at all; only a deadline finds them."""
+    def tick(self) -> None:
+        """What no event tells of: items whose time is over, replicas that hang."""
+        for finished in self.placement.expire(time.monotonic()):
+            self._deliver(finished, None)
+        self._desk.look(self.links)
         for slot in self.placement.overdue(time.monotonic()):
             link = self.links[slot]
             if not link.probing:
                 link.probing = True
                 link.tasks.append(self.start(self._probe(link)))
 
-    def lose(self, link: Link, reason: str) -> None:
+    def lose(self, link: Link, reason: str, *, died: bool = True) -> None:
         """Give a replica up: end it for certain, and give its work to the others."""
         if self.links.get(link.slot) is not link:
             return
         del self.links[link.slot]
         ray.kill(link.actor)
         acknowledged = self.placement.replicas[link.slot].mirror.acknowledged
-        given_up = self.placement.detach(link.slot)
+        given_up = self.placement.detach(link.slot, died=died)
         self._endings[link.slot] = (link.generation, bool(acknowledged or given_up), reason)
         for finished in given_up:
             self._deliver(finished, None)
@@ -183,7 +201,7 @@ class Dispatcher:
 
     def _give_up_window(self, window: str, refused: str) -> None:
         """The ids of a window are gone, with the client that held them: no replica will ever have them."""
-        remaining = stop_window(self.placement, window)
+        remaining = self.placement.cancel(window)
         if len(remaining):
             message = f"the token ids of the window could not be fetched: {refused}"
             self._deliver(Finished(window, remaining, "internal", message), None)

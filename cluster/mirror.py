@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ..workers.wire import DIGEST_BYTES, Ack, Inventory
+from ..workers.wire import DIGEST_BYTES, SCORE, Ack, Inventory
 from .keys import at_depth, depth_of
 from .pool_tree import PoolTree
 
@@ -33,6 +33,7 @@ class Growth:
 class Flight:
     """A command on its way. window and [begin, end): the positions it scores. rows: those it should compute.
 
+    kind: SCORE or GENERATE; of the latter, leaves: the prefix that each position stands on, empty for none.
     table: exclusive or of the digests held after it. head_s: when it became the oldest of its replica.
     drops: bytes of each prefix it drops. planned_bytes: held after it.
     """
@@ -50,6 +51,8 @@ class Flight:
     builds: tuple[Growth, ...]
     planned_bytes: int
     alone: bool = False
+    kind: str = SCORE
+    leaves: tuple[bytes, ...] = ()
 
 
 @dataclass(slots=True)

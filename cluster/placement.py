@@ -1,16 +1,21 @@
 """Which replica computes what, when, and what it drops for it: plain data and plain calls.
 
 No Ray, no clock of its own, no randomness: a test or a simulation drives it exactly as the router does.
-Invariant: an item that is not finished is in one of a run, the loose, the lone, a stream and a flight.
+Invariant: an item that is not finished is in one of a run, the loose, the lone, a stream, a flight and what a
+replica generates.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
+
 import numpy as np
 
-from ..workers.wire import Ack, Command, Int32Array, Inventory
+from ..workers.wire import GENERATE, SCORE, Ack, Command, Int32Array, Inventory
 from .chunks import Chunk, assemble
 from .costs import PlacementRules, Rates, Sizes
+from .generating import abandon, begin, close_window, is_alone, open_window, parts, settle, suspects
 from .mirror import Flight, Mirror
 from .plan import Plan, Segment, plan_window
 from .pull import choose
@@ -42,22 +47,31 @@ class Placement(PoolState):
         self.replicas[slot] = work
         self._believe(work, inventory)
 
-    def detach(self, slot: int) -> list[Finished]:
-        """A replica is gone; its work goes to others. Returns items given up: they ran at too many deaths."""
+    def detach(self, slot: int, *, died: bool = True) -> list[Finished]:
+        """A replica is gone; its work goes to others. Returns items given up: they ran at too many deaths.
+
+        died: one that left is not counted, and nothing is blamed for it.
+        """
         work = self.replicas.pop(slot)
-        self.counters.deaths += 1
         self._forget_holdings(work)
         self.loose.extendleft(reversed(work.run))
         self.version += 1
-        flights = list(work.mirror.flights)
-        for flight in reversed(flights[1:]):
+        lost = [parts(self, flight) for flight in work.mirror.flights]
+        running = [*(lost[0] if lost else []), *suspects(work)]
+        for flight in reversed([part for later in lost[1:] for part in later]):
             self._put_back(flight)
-        return self._blame(flights[0]) if flights else []
+        if not died:
+            for flight in reversed(running):
+                self._put_back(flight)
+            return []
+        self.counters.deaths += 1
+        return [finished for flight in running for finished in self._blame(flight)]
 
     def resync(self, slot: int, inventory: Inventory) -> None:
         """Believe what a replica says it holds; what was on its way there is to do again."""
         work = self.replicas[slot]
-        for flight in reversed(self._believe(work, inventory)):
+        lost = [part for flight in self._believe(work, inventory) for part in parts(self, flight)]
+        for flight in reversed(lost):
             self._put_back(flight, work)
         work.resyncing = False
 
@@ -67,12 +81,14 @@ class Placement(PoolState):
         """Take a window, or a part of one.
 
         stream: let its items wait in groups for whichever replica has use for them, rather than cut it into
-        a run for each. By default so for a window of at most rules.stream_items items. deadline_s: on the
-        clock of `now_s`; what is not dispatched by then comes back from `expire`.
+        a run for each. By default so for a window of at most rules.stream_items items to score. deadline_s:
+        on the clock of `now_s`; what is not dispatched by then comes back from `expire`.
         """
         self.version += 1
-        is_stream = len(head.order) <= self.rules.stream_items if stream is None else stream
+        is_small = head.kind == SCORE and len(head.order) <= self.rules.stream_items
+        is_stream = is_small if stream is None else stream
         plan = self.plans[key] = plan_window(key, head, is_stream=is_stream, number=self.version)
+        open_window(self, plan)
         self._remaining[key] = len(plan)
         self.counters.ideal_rows += head.ideal_rows
         self.deepest = max(self.deepest, head.depth)
@@ -90,18 +106,22 @@ class Placement(PoolState):
             self.tree.add_use(digest, parent, plan.lengths[node], key, (plan.lows[node], plan.highs[node]))
         assign(self, plan)
 
-    def drop_window(self, key: str) -> None:
-        """Forget a window: nobody waits for it. What is on its way will be acknowledged and ignored."""
-        if key in self.plans:
-            self._withdraw(key)
-            self._end_window(key)
+    def cancel(self, key: str, *, late: bool = False) -> Int32Array:
+        """Forget a window: nobody waits for it. What is on its way will be acknowledged and ignored.
 
-    def cancel(self, key: str) -> list[Finished]:
-        """End a window early: what is not on its way comes back as cancelled, the rest when it is done."""
-        message = "its window was cancelled before this item was sent to a replica"
-        found = self._give_up(key, "cancelled", message)
-        self.counters.cancelled += sum(len(finished.items) for finished in found)
-        return found
+        late: since its deadline passed, which is counted apart. Returns its items that were not finished.
+        """
+        plan = self.plans.get(key)
+        if plan is None:
+            return np.empty(0, dtype=np.int32)
+        places = {place for segment in self._withdraw(key) for place in range(segment.begin, segment.end)}
+        places.update(abandon(self, plan))
+        self._end_window(key)
+        if late:
+            self.counters.expired += len(places)
+        else:
+            self.counters.cancelled += len(places)
+        return plan.head.order[sorted(places)]
 
     def expire(self, now_s: float) -> list[Finished]:
         """Items of windows past their deadline that no replica was sent."""
@@ -117,7 +137,7 @@ class Placement(PoolState):
         return found
 
     def drain(self, slot: int) -> None:
-        """Let a replica finish what is on its way, at most rules.commands_ahead chunks, and nothing more."""
+        """Send a replica nothing more: it ends rules.commands_ahead chunks at most, and what it generates."""
         work = self.replicas[slot]
         work.draining = True
         self.loose.extendleft(reversed(work.run))
@@ -127,7 +147,7 @@ class Placement(PoolState):
     def is_drained(self, slot: int) -> bool:
         """Whether a draining replica has nothing left to finish: it can be detached without losing work."""
         work = self.replicas[slot]
-        return work.draining and not work.mirror.flights
+        return work.draining and not work.mirror.flights and not work.generating
 
     def pin(self, slot: int, digest: bytes) -> bool:
         """Keep a prefix on a replica until as many `unpin`. False if the replica does not hold it."""
@@ -157,6 +177,8 @@ class Placement(PoolState):
         work = self.replicas[slot]
         flights = work.mirror.flights
         if work.resyncing or len(flights) >= self.rules.commands_ahead or (flights and flights[-1].alone):
+            return None
+        if is_alone(work):
             return None
         if not work.draining:
             for client in self._shares.in_turn():
@@ -190,12 +212,38 @@ class Placement(PoolState):
         if not agrees:
             self.counters.mirror_differences += 1
             work.resyncing = True
+        if flight.kind == GENERATE:
+            self._charge(flight, ack)
+            begin(self, work, flight)
+            return None
         self.counters.computed_rows += ack.rows
         work.computed_rows += ack.rows
         before = self.counters.total_rows
         finished = self._finish_flight(flight, ack)
         work.total_rows += self.counters.total_rows - before
         return finished
+
+    def generated(self, slot: int, tokens: int, seconds: float) -> None:
+        """A replica says what it has generated since it last did: ids, and the engine's time for them.
+
+        Its clients pay for that time by the items that they have there: a step costs them all alike.
+        """
+        work = self.replicas[slot]
+        self.counters.generated_tokens += tokens
+        work.generated_tokens += tokens
+        work.busy_s += seconds
+        items = Counter(self.plans[window].head.client for window, _ in work.generating)
+        for client, count in items.items():
+            self._shares.charge(client, seconds * count / items.total())
+
+    def settle(self, key: str, items: Iterable[int]) -> None:
+        """A client needs nothing more of these items that are generated for it; see `cancels` then."""
+        settled, waiting = settle(self, key, items)
+        if len(settled):
+            # There is room for others now, so it is worth looking for work again.
+            self.version += 1
+            self._now_waits(self.plans[key].head.client, -waiting)
+            self._finish(key, settled, "", "", 1)
 
     def is_unfit(self, slot: int) -> bool:
         """Whether a replica refuses everything it is asked, so that it must be replaced."""
@@ -273,7 +321,7 @@ class Placement(PoolState):
         return self._dispatch(work, chunk, now_s)
 
     def _lone_command(self, work: Work, now_s: float) -> Command | None:
-        if not self.lone or work.mirror.flights:
+        if not self.lone or work.mirror.flights or work.generating:
             return None
         segment = self.lone.popleft()
         plan = self.plans[segment.window]
@@ -327,6 +375,8 @@ class Placement(PoolState):
                 builds=chunk.growths,
                 planned_bytes=mirror.total_bytes,
                 alone=chunk.alone,
+                kind=plan.head.kind,
+                leaves=_leaves(chunk) if plan.head.kind == GENERATE else (),
             )
         )
         mirror.sequence += 1
@@ -346,6 +396,7 @@ class Placement(PoolState):
             prefixes=chunk.prefixes,
             items=plan.head.order[chunk.begin : chunk.end],
             prefix_of=chunk.prefix_of,
+            kind=plan.head.kind,
         )
 
     def _refused(self, work: Work, ack: Ack) -> None:
@@ -394,9 +445,7 @@ class Placement(PoolState):
         self._deaths.update(((flight.window, p), count) for p, count in zip(suspects, counts, strict=True))
         if flight.alone:
             item = plan.head.order[flight.begin : flight.end]
-            message = (
-                f"the replica died {counts[0]} times while it scored this item, the last time it was alone"
-            )
+            message = f"the replica died {counts[0]} times over this item, the last time it was alone"
             return [self._finish(flight.window, item, "replica_lost", message, counts[0])]
         if max(counts) < 2:
             self._put_back(flight)
@@ -410,16 +459,24 @@ class Placement(PoolState):
         plan = self.plans.get(flight.window)
         if plan is None or flight.begin == flight.end:
             return None
-        self._shares.charge(plan.head.client, ack.seconds - flight.estimate_s)
+        self._charge(flight, ack)
         self.counters.total_rows += plan.total_rows(flight.begin, flight.end)
         items = plan.head.order[flight.begin : flight.end]
         return self._finish(flight.window, items, "", "", 1, ack.rows)
+
+    def _charge(self, flight: Flight, ack: Ack) -> None:
+        """Put the measured price of a command in the place of the estimated one."""
+        plan = self.plans.get(flight.window)
+        if plan is not None:
+            self._shares.charge(plan.head.client, ack.seconds - flight.estimate_s)
 
     def _finish(
         self, key: str, items: Int32Array, kind: str, message: str, attempts: int, rows: int = 0
     ) -> Finished:
         self.counters.items += len(items)
         self._remaining[key] -= len(items)
+        for item in items.tolist() if key in self.places else ():
+            self.places[key].pop(item, None)
         if not self._remaining[key]:
             self._end_window(key)
         return Finished(key, items, kind, message, attempts, rows)
@@ -453,6 +510,7 @@ class Placement(PoolState):
 
     def _end_window(self, key: str) -> None:
         plan = self.plans.pop(key)
+        close_window(self, key)
         del self._remaining[key]
         self._deadlines.pop(key, None)
         if not plan.is_stream:
@@ -460,3 +518,8 @@ class Placement(PoolState):
                 self.tree.end_use(digest, key)
         for position in [entry for entry in self._deaths if entry[0] == key]:
             del self._deaths[position]
+
+
+def _leaves(chunk: Chunk) -> tuple[bytes, ...]:
+    """The prefix that each item of a chunk stands on; empty for none."""
+    return tuple(chunk.prefixes[prefix] if prefix >= 0 else b"" for prefix in chunk.prefix_of.tolist())

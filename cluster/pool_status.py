@@ -24,7 +24,8 @@ class ModelInfo:
 class ReplicaStatus:
     """One slot. state: starting, up, draining, waiting or given up; verdict: the same for people, with why.
 
-    busy_s: engine seconds; pid: 0 if it never ran; trouble: of its last death; notice: of the process.
+    busy_s: engine seconds; generating: completions that it was sent and their clients need; pid: 0 if it
+    never ran; trouble: of its last death; notice: of the process.
     """
 
     slot: int
@@ -38,17 +39,20 @@ class ReplicaStatus:
     busy_s: float
     prefixes: int
     prefix_bytes: int
+    generating: int
+    generated_tokens: int
     trouble: str
     notice: str
 
 
 @dataclass(frozen=True, slots=True)
 class ClientStatus:
-    """One client of the router. windows: in flight; unfetched: deliveries that wait for it."""
+    """One client of the router. windows, streams: to score and to generate for it; unfetched: deliveries."""
 
     client: str
     label: str
     windows: int
+    streams: int
     unfetched: int
     silent_s: float
 
@@ -58,8 +62,9 @@ class PoolStatus:
     """A snapshot. wanted: replicas that the pool should have.
 
     tokens_computed: run through the model for what this client has; tokens_total: the same if nothing were
-    shared; tokens_ideal: the same if each shared prefix of a window were computed once. The queue, prefixes
-    and the counters after deaths are the router's and start anew with it.
+    shared; tokens_ideal: the same if each shared prefix of a window were computed once: of what is scored.
+    tokens_generated: by all replicas for all clients, as of a second ago. That, the queue, prefixes and the
+    counters after deaths are the router's and start anew with it.
     """
 
     replicas: tuple[ReplicaStatus, ...]
@@ -70,6 +75,7 @@ class PoolStatus:
     tokens_computed: int
     tokens_total: int
     tokens_ideal: int
+    tokens_generated: int
     prefixes: int
     prefix_bytes: int
     deaths: int
@@ -109,6 +115,7 @@ def pool_status(body: Mapping[str, Any], ledger: Ledger) -> PoolStatus:
         tokens_computed=ledger.computed_rows,
         tokens_total=ledger.total_rows,
         tokens_ideal=ledger.ideal_rows,
+        tokens_generated=counters["generated_tokens"],
         prefixes=sum(replica.prefixes for replica in replicas),
         prefix_bytes=sum(replica.prefix_bytes for replica in replicas),
         deaths=body["deaths"],
@@ -122,6 +129,7 @@ def pool_status(body: Mapping[str, Any], ledger: Ledger) -> PoolStatus:
 
 
 def _replica(slot: Mapping[str, Any], seen: Mapping[str, Any]) -> ReplicaStatus:
-    of_router = {"in_flight": 0, "backlog_s": 0.0, "busy_s": 0.0, "prefixes": 0, "prefix_bytes": 0}
+    of_router: dict[str, int | float] = {"in_flight": 0, "backlog_s": 0.0, "busy_s": 0.0, "prefixes": 0}
+    of_router |= {"prefix_bytes": 0, "generating": 0, "generated_tokens": 0}
     known = {key: seen.get(key, default) for key, default in of_router.items()}
     return ReplicaStatus(**slot, **known)

@@ -7,6 +7,7 @@ ago, anywhere, drops that. What was dropped counts as free only when its replica
 from __future__ import annotations
 
 from .evict import NEVER, ahead_of, next_use
+from .generating import in_use
 from .work import PoolState, Work
 
 
@@ -33,7 +34,7 @@ def _oldest(state: PoolState, work: Work) -> int:
 
 def _given(state: PoolState, work: Work, lacking: int, others_oldest: int) -> list[bytes]:
     mirror = work.mirror
-    safe, ahead = mirror.protected({work.open} & mirror.entries.keys()), ahead_of(state, work)
+    safe, ahead = mirror.protected({work.open} | in_use(work)), ahead_of(state, work)
     given: list[bytes] = []
     for digest, size_bytes in mirror.entries.items():
         if lacking <= 0 or mirror.stamps is None or mirror.stamps[digest] > others_oldest:

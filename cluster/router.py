@@ -22,6 +22,7 @@ from ..workers.wire import VERSION, check_version
 from .clients import MAX_QUEUED_ITEMS, Clients
 from .costs import PlacementRules
 from .dispatch import Dispatcher
+from .generate_wire import decode_settled
 from .ray_metrics import ray_exporter
 from .wire import decode_window, encode_deliveries
 from .work import Finished
@@ -86,6 +87,7 @@ class Router:
         """A client is done; what it has in flight is dropped."""
         for key in self._clients.drop(client):
             self._dispatch.cancel(key)
+        self._dispatch.forget(client)
 
     async def attach(self, slot: int, generation: int, actor: list[Any], status_bytes: bytes) -> None:
         """Give work to a ready replica; twice is harmless. Raises WireError for another wire version."""
@@ -101,8 +103,13 @@ class Router:
         """Send a replica nothing more. Returns whether it has nothing left to do."""
         return self._dispatch.drain(slot, generation)
 
-    async def submit(self, incarnation: str, head_bytes: bytes, tokens: list[Any]) -> str:
-        """Take a window, or a part of one: TAKEN, FULL (nothing was done: later), or UNKNOWN client."""
+    async def submit(
+        self, incarnation: str, head_bytes: bytes, tokens: list[Any], within_s: float | None = None
+    ) -> str:
+        """Take a window, or a part of one: TAKEN, FULL (nothing was done: later), or UNKNOWN client.
+
+        within_s: seconds from now after which nothing more of it is sent to a replica.
+        """
         head = decode_window(head_bytes)
         client = self._clients.seen(head.client, time.monotonic())
         if incarnation != self._incarnation or client is None:
@@ -111,14 +118,29 @@ class Router:
         queued = placement.queued_items
         if not client.has_room(head.window) or (queued and queued + len(head.order) > MAX_QUEUED_ITEMS):
             return FULL
-        placement.add_window(self._clients.open(head.client, head.window, tokens), head)
+        deadline_s = None if within_s is None else time.monotonic() + within_s
+        key = self._clients.open(head.client, head.window, tokens)
+        placement.add_window(key, head, deadline_s=deadline_s)
         self._dispatch.pump()
         return TAKEN
 
-    async def cancel(self, client: str, window: int) -> None:
-        """A client does not want a window any more. What runs of it is finished and ignored."""
+    async def cancel(self, client: str, window: int, late: bool = False) -> None:
+        """A client does not want a window any more, if late since its deadline passed."""
         for key in self._clients.cancel(client, window):
-            self._dispatch.cancel(key)
+            self._dispatch.cancel(key, late=late)
+
+    async def settle(self, incarnation: str, message: bytes) -> bool:
+        """A client needs nothing more of items that are generated for it: it has them, or gave them up.
+
+        False if it knows an earlier incarnation. Raises WireError.
+        """
+        if incarnation != self._incarnation:
+            return False
+        settled = decode_settled(message)
+        for key in self._clients.keys_of(settled.client, settled.window):
+            if self._dispatch.settle(key, settled.items):
+                self._clients.close(key)
+        return True
 
     async def collect(
         self, incarnation: str, client: str, after: int, timeout_s: float
@@ -162,6 +184,8 @@ class Router:
                 "memory_bytes": self._dispatch.links[slot].model_bytes + work.mirror.total_bytes,
                 "computed_rows": work.computed_rows,
                 "total_rows": work.total_rows,
+                "generating": len(work.generating),
+                "generated_tokens": work.generated_tokens,
             }
             for slot, work in placement.replicas.items()
         }
@@ -206,7 +230,7 @@ class Router:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(HEARTBEAT_S)
-            self._dispatch.probe_late()
+            self._dispatch.tick()
             for client in self._clients.expired(time.monotonic()):
                 await self.leave(client)
             if self._trouble():

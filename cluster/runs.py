@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Callable
 from heapq import nlargest
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..workers.wire import GENERATE
 from .costs import placement_cost
 from .evict import regret_rows
+from .generating import room
 from .keys import at_depth, depth_of
 from .plan import Plan, Segment
 from .pool_tree import bits
@@ -39,24 +42,29 @@ def next_segment(state: PoolState, work: Work, client: str) -> Segment | None:
     """What a replica works on next for a client, an element of its run; None if there is nothing for it.
 
     A loose segment of an older window comes first, then its own run, then any loose segment, then a theft.
+    Of what is to be generated nothing, while the replica has as much of that as the client may have there.
     """
-    own = _first_of(state, work, client)
-    loose = [segment for segment in state.loose if state.client_of(segment) == client]
+    is_for_it = _taken(state, work, client)
+    own = next(filter(is_for_it, work.run), None)
+    loose = list(filter(is_for_it, state.loose))
     if loose and (own is None or _age(state, own) > min(_age(state, segment) for segment in loose)):
         held = work.mirror.entries
         best = min(loose, key=lambda segment: (_age(state, segment), -_held_rows(state, segment, held)))
         state.loose.remove(best)
         work.run.appendleft(best)
         return best
-    return own if own is not None else _steal(state, work, client)
+    return own if own is not None else _steal(state, work, is_for_it)
 
 
-def _first_of(state: PoolState, work: Work, client: str) -> Segment | None:
-    return next((segment for segment in work.run if state.client_of(segment) == client), None)
+def _taken(state: PoolState, work: Work, client: str) -> Callable[[Segment], bool]:
+    """Whether a replica may take a segment for a client now."""
+    generates = not state.places or room(state, work, client) > 0
 
+    def is_for_it(segment: Segment) -> bool:
+        head = state.plans[segment.window].head
+        return head.client == client and (generates or head.kind != GENERATE)
 
-def _last_of(state: PoolState, work: Work, client: str) -> Segment | None:
-    return next((segment for segment in reversed(work.run) if state.client_of(segment) == client), None)
+    return is_for_it
 
 
 def _cut(plan: Plan, parts: int) -> list[Segment]:
@@ -70,7 +78,7 @@ def _cut(plan: Plan, parts: int) -> list[Segment]:
 
 
 def _age(state: PoolState, segment: Segment) -> int:
-    return state.plans[segment.window].head.window
+    return state.plans[segment.window].number
 
 
 def _costs(state: PoolState, plan: Plan, runs: list[Segment], works: list[Work]) -> NDArray[np.float64]:
@@ -138,14 +146,14 @@ def _held_rows(state: PoolState, segment: Segment, held: dict[bytes, int]) -> in
     return max((plan.lengths[step] for step in steps if plan.digests[step] in held), default=0)
 
 
-def _steal(state: PoolState, work: Work, client: str) -> Segment | None:
+def _steal(state: PoolState, work: Work, is_for_it: Callable[[Segment], bool]) -> Segment | None:
     """Take the tail half of a rich run, at a prefix border if possible, when that is worth the path."""
     if work.stuck_at == state.version:
         return None
     found = [
         (state.segment_s(other, tail), slot, tail)
         for slot, other in state.replicas.items()
-        if other is not work and other.run and (tail := _last_of(state, other, client)) is not None
+        if other is not work and (tail := next(filter(is_for_it, reversed(other.run)), None)) is not None
     ]
     for _, slot, victim in nlargest(VICTIMS, found, key=lambda candidate: candidate[:2]):
         taken = _tail_half(state, state.replicas[slot], victim)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from ..workers.outbox import Owner
 from ..workers.wire import Int32Array
 from .costs import PlacementRules, Rates, Sizes
-from .mirror import Mirror
+from .mirror import Flight, Mirror
 from .plan import Plan, Segment
 from .pool_tree import PoolTree
 from .stream import Stream
@@ -21,7 +22,9 @@ class Work:
     pool's work at which it found nothing. idle_since_s: when its last command came back; idled_s: how long
     it had nothing to do in all since it last copied a prefix for want of better. spared: late once, but it
     answered. lacking_bytes: what its last chunk would have built if the rest of the pool had left it room.
-    busy_s, computed_rows and total_rows are of finished commands, as in Counters.
+    busy_s, computed_rows and total_rows are of finished commands, as in Counters; busy_s is of
+    slices of generation too. generating: (window, position) of each item that it generates, with the command
+    that sent it.
     """
 
     mirror: Mirror
@@ -39,16 +42,27 @@ class Work:
     idle_since_s: float = 0.0
     idled_s: float = 0.0
     lacking_bytes: int = 0
+    generating: dict[tuple[str, int], Flight] = field(default_factory=dict)
+    generated_tokens: int = 0
 
     @property
     def flights_s(self) -> float:
         """Estimated seconds of what is on its way there."""
         return sum(flight.estimate_s for flight in self.mirror.flights)
 
+    @property
+    def generating_s(self) -> float:
+        """Estimated seconds of what it generates."""
+        return sum(flight.estimate_s / (flight.end - flight.begin) for flight in self.generating.values())
+
 
 @dataclass(slots=True)
 class Counters:
-    """Totals since the start. total_rows: rows without any sharing; ideal_rows: each prefix once a window."""
+    """Totals since the start.
+
+    total_rows: rows without any sharing; ideal_rows: each prefix once a window; all rows are of what is
+    scored.
+    """
 
     items: int = 0
     total_rows: int = 0
@@ -64,6 +78,7 @@ class Counters:
     reclaims: int = 0
     cancelled: int = 0
     expired: int = 0
+    generated_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +97,14 @@ class Finished:
 class PoolState:
     """The data that placement decides on.
 
-    An item not finished is in one run, loose, lone, a stream or in flight. loose: segments that no replica's
-    run has. lone: items that must run alone. streams: of each client what waits in groups. unbuildable:
-    prefixes that an engine refused for a reason that will not pass. version: grows when work is added.
-    clock: grows with every command; it stamps what is used.
+    An item not finished is in one run, loose, lone, a stream, in flight or generated. loose: segments that no
+    replica's run has. lone: items that must run alone. streams: of each client what waits in groups.
+    unbuildable: prefixes that an engine refused for a reason that will not pass. version: grows when work is
+    added. clock: grows with every command; it stamps what is used.
+
+    Of windows to generate, places: position of each item that its client has not settled, by window;
+    settled_early: those settled while they were on their way to a replica; cancels: what replicas are to be
+    told that nobody needs any more, with the slot of each.
     """
 
     rules: PlacementRules
@@ -101,6 +120,9 @@ class PoolState:
     deepest: int = 1
     version: int = 0
     clock: int = 0
+    places: dict[str, dict[int, int]] = field(default_factory=dict)
+    settled_early: dict[tuple[str, int], Owner] = field(default_factory=dict)
+    cancels: list[tuple[int, Owner]] = field(default_factory=list)
 
     def client_of(self, segment: Segment) -> str:
         """The client that waits for a segment."""
@@ -113,4 +135,5 @@ class PoolState:
 
     def backlog_s(self, work: Work) -> float:
         """Estimated seconds of everything a replica has ahead of it."""
-        return sum(self.segment_s(work, segment) for segment in work.run) + work.flights_s
+        waiting_s = sum(self.segment_s(work, segment) for segment in work.run)
+        return waiting_s + work.flights_s + work.generating_s

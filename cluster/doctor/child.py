@@ -59,7 +59,7 @@ def probe_test() -> dict[str, Any]:
     from ...workers.self_test import self_test
 
     began_s = time.monotonic()
-    model = load_model(default_model_path(), max_seq_len=64, device="cpu")
+    model: Any = load_model(default_model_path(), max_seq_len=64, device="cpu")
     self_test(model)
     numerics_id = model.numerics_id
     model.close()

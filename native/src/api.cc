@@ -223,13 +223,11 @@ size_t pool_bytes(const PrefixPool* pool) { return pool->pool.ledger.bytes(); }
 std::vector<Completion> generate(Model* model, const std::vector<GenerateRequest>& requests,
                                  int max_batch, const OnToken& on_token) {
   const std::shared_ptr<Engine> engine = model->engine;
-  std::vector<std::shared_ptr<PrefixState>> prefixes;
   std::vector<GenerateItem> items;
   for (const GenerateRequest& r : requests) {
-    prefixes.push_back(state_of(r.prefix, "request", prefixes.size()));
-    items.push_back({r.ids, r.n_ids, prefixes.back().get(), default_depth(*engine, r.depth),
-                     r.max_new_tokens, r.stop_ids, r.sampling, r.seed, r.exit_threshold,
-                     r.min_depth});
+    items.push_back({r.ids, r.n_ids, state_of(r.prefix, "request", items.size()),
+                     default_depth(*engine, r.depth), r.max_new_tokens, r.stop_ids, r.sampling,
+                     r.seed, r.exit_threshold, r.min_depth});
   }
   return generate(engine, items, max_batch, on_token);
 }

@@ -14,6 +14,7 @@ import numpy as np
 from simulated import SimulatedReplica, Simulation, ragged_items
 from tinyloop.cluster.costs import PlacementRules
 from tinyloop.cluster.items import Items
+from tinyloop.cluster.work import Finished
 
 
 class Shaken:
@@ -56,7 +57,8 @@ class Shaken:
         if random.random() < 0.01:
             placement.drain(random.choice(list(simulation.replicas)))
         if self.open and random.random() < 0.01:
-            simulation.finished += placement.cancel(random.choice(list(self.open)))
+            window = random.choice(list(self.open))
+            simulation.finished.append(Finished(window, placement.cancel(window), "cancelled"))
         if random.random() < 0.02:
             replica = random.choice(list(simulation.replicas.values()))
             replica.model.memory_bytes = random.choice([2 * self.unit, 8 * self.unit, 1 << 30])

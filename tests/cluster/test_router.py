@@ -51,7 +51,7 @@ class Actor:
         self.sent.append((command, acknowledgement))
         return [acknowledgement, f"result of {len(self.sent)}"]
 
-    async def _inventory(self) -> bytes:
+    async def _inventory(self, cancel_all: bool = False) -> bytes:
         return encode_inventory(self.simulated.inventory())
 
     async def _health(self) -> bytes:
@@ -153,8 +153,8 @@ def test_a_late_replica_is_given_up_only_if_it_does_not_answer(
 
     async def scenario() -> None:
         actor = Actor()
-        actor.answers_health = answers
         router, name = await attached(PlacementRules(first_ack_s=0.02, answering_factor=1000.0), actor)
+        actor.answers_health = answers
         await submit(router, name)
         while not killed and not router._dispatch.placement.replicas[0].spared:
             await asyncio.sleep(0.01)
@@ -189,7 +189,7 @@ def test_a_replica_that_cannot_be_understood_is_given_up(killed: list[Actor]) ->
         actor = Actor()
         router, name = await attached(PlacementRules(), actor)
         await submit(router, name)
-        actor.sent.pop(0)[1].set_result(b"\x01 no acknowledgement")
+        actor.sent.pop(0)[1].set_result(bytes([VERSION]) + b" no acknowledgement")
         while not killed:
             await asyncio.sleep(0)
         assert "is not valid msgpack" in (await router.detach(0, 1))[1]
