@@ -294,7 +294,7 @@ def test_random_deaths_settles_and_scores_lose_and_double_nothing(seed: int) -> 
         farm.given_up.clear()
         alive = sum(1 for work in farm.placement.replicas.values() for _ in work.generating)
         assert alive == sum(map(len, farm.generating.values())), f"seed {seed}"
-    while any([farm.answer(slot) for slot in list(farm.replicas)]):
+    while any(farm.answer(slot) for slot in list(farm.replicas)):
         pass  # commands whose items were all settled on the way
     assert farm.placement.queued_items == 0
     assert farm.placement.counters.mirror_differences == 0
