@@ -141,7 +141,7 @@ def _key(number: int) -> bytes:
 
 
 def flatness(windows: int) -> tuple[int, int]:
-    """Bytes that placement holds after a tenth and after all of many windows of new prefixes."""
+    """Bytes that placement holds after half and after all of many windows of new prefixes."""
     tracemalloc.start()
     placement = attached(400_000, 16)
     held: list[int] = []
@@ -151,7 +151,7 @@ def flatness(windows: int) -> tuple[int, int]:
         )
         placement.add_window(f"w{number}", head, stream=bool(number % 2))
         answer_all(placement)
-        if number + 1 in (windows // 10, windows):
+        if number + 1 in (windows // 2, windows):
             gc.collect()
             held.append(tracemalloc.get_traced_memory()[0])
     tracemalloc.stop()
@@ -180,7 +180,7 @@ def main() -> None:
             f"{index_bytes(prefixes, holders):.0f} B a (prefix, holder)"
         )
     early, late = flatness(400)
-    print(f"after 40 windows of new prefixes {early:,} B, after 400 {late:,} B")
+    print(f"after 200 windows of new prefixes {early:,} B, after 400 {late:,} B")
     many(64, 100_000)
     many(1024, 400_000)
     planning(options.requests)
