@@ -79,6 +79,7 @@ class Mirror:
     acknowledged: int = 0
     _parents: dict[bytes, bytes] = field(default_factory=dict)
     _sizes: dict[int, int] = field(default_factory=dict)
+    _moves: int = 0
 
     def reset(self, inventory: Inventory) -> list[Flight]:
         """Take the replica's own word for what it holds. Returns what was on its way and is lost."""
@@ -129,9 +130,14 @@ class Mirror:
 
     def touch(self, digest: bytes, now: int = 0) -> None:
         """Make a prefix and its ancestors the latest used, leaf first, so that a parent is never older."""
+        # Moving an entry leaves a hole, and a dictionary full of holes grows to twice what it needs: a copy
+        # now and then closes them, at less than a move's price each.
+        if self._moves > 16 + len(self.entries) // 2:
+            self.entries, self._moves = dict(self.entries), 0
         entries, stamps = self.entries, self.stamps
         for held in self.path(digest):
             entries[held] = entries.pop(held)
+            self._moves += 1
             if stamps is not None:
                 stamps[held] = now
 

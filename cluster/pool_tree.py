@@ -32,7 +32,9 @@ class PoolTree:
 
     def __init__(self) -> None:
         self._nodes: dict[bytes, Node] = {}
+        # Numbers that repeat are kept once: most prefixes have one holder, and lengths are bounded.
         self._lengths: dict[int, int] = {}
+        self._bits: dict[int, int] = {}
         self._held_at: dict[int, int] = {}
         self.depths: tuple[int, ...] = ()
 
@@ -76,7 +78,8 @@ class PoolTree:
         node = self._node(digest, parent, length)
         if not node.holders:
             self._count_depth(digest, 1)
-        node.holders |= 1 << slot
+        bit = self._bits.setdefault(slot, 1 << slot)
+        node.holders = node.holders | bit if node.holders else bit
         return node.digest
 
     def release(self, digest: bytes, slot: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain, pairwise
+from sys import byteorder
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,7 @@ from .items import Int32Array, Items
 from .keys import prefix_digest
 from .wire import WindowHead
 
+PREFIX_END = bytes(4)
 BLOCK_IDS = 1 << 20  # neighbours are compared so many ids at a time: 40 MB of scratch, whatever the window
 
 
@@ -86,14 +88,17 @@ def _usable_lengths(items: Items, vocab_size: int) -> Int32Array:
 
 def _prefix_order(items: Items, usable: Int32Array, wanted: Int32Array) -> Int32Array:
     """The wanted items sorted by usable prefix, then by the rest: a depth-first walk of the tree."""
-    keys = items.token_ids.astype(">u4").tobytes()
+    # One key an item, so that a comparison is one memcmp: ids from 1 on, and 0 where the usable prefix ends,
+    # so that a prefix stands before what extends it.
+    shifted = items.token_ids.astype(np.uint32) + np.uint32(1)
+    keys = (shifted.byteswap() if byteorder == "little" else shifted).tobytes()
     starts = items.offsets[:-1]
     begins, middles, ends = 4 * starts, 4 * (starts + usable), 4 * items.offsets[1:]
     bounds = np.stack([begins, middles, ends], axis=1).tolist()
 
-    def key(index: int) -> tuple[bytes, bytes]:
+    def key(index: int) -> bytes:
         begin, middle, end = bounds[index]
-        return keys[begin:middle], keys[middle:end]
+        return keys[begin:middle] + PREFIX_END + keys[middle:end]
 
     return np.array(sorted(wanted.tolist(), key=key), dtype=np.int32)
 

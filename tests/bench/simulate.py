@@ -64,6 +64,18 @@ def compare(names: list[str], policies: list[str], replicas: int, clients: int) 
     return found
 
 
+def table(found: list[dict[str, object]], policies: list[str]) -> str:
+    """A line a workload and memory limit, a column a policy: hit rate in % of ideal / makespan over bound."""
+    lines = [" " * 30 + "".join(f"{policy:>16}" for policy in policies)]
+    for name, pressure in dict.fromkeys((str(row["workload"]), row["pressure"]) for row in found):
+        rows = [row for row in found if (row["workload"], row["pressure"]) == (name, pressure)]
+        cells = [f"{row['hit_share']:.1f} / {row['slowdown']:.2f}" for row in rows]
+        lines.append(
+            f"{name + (', pressure' if pressure else ', fits'):30}" + "".join(f"{c:>16}" for c in cells)
+        )
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Parse the arguments, compare, write what was found."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -79,6 +91,7 @@ def main() -> None:
         if unknown:
             parser.error(f"unknown {kind} {unknown}: known are {', '.join(known)}")
     found = compare(options.workloads, options.policies, options.replicas, options.clients)
+    print("\n" + table(found, options.policies))
     if options.json:
         options.json.write_text(json.dumps(found, indent=1))
     if options.picture:

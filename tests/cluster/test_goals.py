@@ -15,6 +15,7 @@ from tinyloop.cluster.costs import PlacementRules
 sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
 
 from commanded import TOKEN_BYTES, UNLIMITED, Outcome, Pool
+from placement import flatness, index_bytes
 from rivals import POLICIES, push
 from workloads import Workload, conversations, groups, hot, rounds, unique, zipf
 
@@ -75,6 +76,14 @@ def test_many_replicas_are_used_well(replicas: int, requests: int) -> None:
     made = groups("many", requests // 20, 20, 2000, 200, 100_000)
     got = Pool(made, replicas, made.budget_tokens * TOKEN_BYTES).run()
     assert got.slowdown <= 1 / 0.95
+
+
+def test_the_index_is_small_and_does_not_grow_with_what_has_passed() -> None:
+    # 22,000 is just beyond a size at which a dictionary doubles: the dearest place to measure.
+    assert index_bytes(22_000, holders=1) <= 256
+    # A window names 42 prefixes: to keep them all would take 8 kB a window, 160 kB over the last twenty.
+    early, late = flatness(40)
+    assert late - early < 20_000
 
 
 def test_the_simulator_tells_good_rules_from_bad_ones() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tinyloop.cluster.items import Items
@@ -118,3 +119,12 @@ def test_a_window_survives_the_wire() -> None:
     again = decode_window(encode_window(head))
     assert encode_window(again) == encode_window(head)
     assert (again.client, again.window, again.ideal_rows) == ("c", 3, head.ideal_rows)
+
+
+def test_neighbours_are_compared_in_blocks_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(5)
+    rows = [(random.integers(0, 2, random.integers(2, 12)).tolist(), 1) for _ in range(60)]
+    whole = encode_window(cut_window(items_of(rows), RULES, client="c", window=0))
+    for block in (1, 2, 7, 50):
+        monkeypatch.setattr("tinyloop.cluster.segments.BLOCK_IDS", block)
+        assert encode_window(cut_window(items_of(rows), RULES, client="c", window=0)) == whole
