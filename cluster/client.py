@@ -127,7 +127,7 @@ class PoolClient:
         """It runs and does not answer: a process in that state cannot be trusted to start answering."""
         ray.kill(self._router, no_restart=False)
         # A frozen process does not hear that, and Ray insists only later; this is for one on this host.
-        end_processes([(self._router_pid, self._router_host)])
+        end_processes([(self._router_pid, self._router_host), self._home.router_process()])
 
     def _recover_router(self) -> None:
         """The router started anew and knows nothing: give it the replicas and whatever is not finished."""
