@@ -29,9 +29,9 @@ WINDOWS_IN_FLIGHT = 2
 LONGEST_POLL_S = 5.0
 FULL_PAUSE_S = 0.2
 REPLY_S = 30.0
-# The router's loop never waits, so silence for so long means that it is frozen; a machine that others use too
-# may keep a process waiting for a few seconds.
-ROUTER_ANSWER_S = 10.0
+# The router's loop never waits, so silence for so long means that it is frozen; a machine with ten times the
+# work that it has cores for keeps a process waiting for some seconds.
+ROUTER_ANSWER_S = 20.0
 ROUTER_START_S = 30.0
 ROUTER_BACK_S = 90.0
 HELLO_EVERY_S = 0.1
