@@ -12,6 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
+from ..workers.wire import Int32Array
 from .wire import Delivery
 from .work import Finished
 
@@ -51,11 +54,16 @@ class Client:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A window of a client, or a part of one that was submitted again. tokens: a reference in a list."""
+    """A window of a client, or a part of one that was submitted again. tokens: a reference in a list.
+
+    items: int32 [n], those asked for; finished: those that were delivered.
+    """
 
     client: str
     window: int
     tokens: list[Any]
+    items: Int32Array
+    finished: list[Int32Array] = field(default_factory=list)
 
 
 class Clients:
@@ -97,11 +105,11 @@ class Clients:
             del self._parts[key]
         return keys
 
-    def open(self, name: str, window: int, tokens: list[Any]) -> str:
+    def open(self, name: str, window: int, tokens: list[Any], items: Int32Array) -> str:
         """A window of a client is submitted. Returns the key that it has from now on."""
         self._submissions += 1
         key = f"{name}/{window}/{self._submissions}"
-        self._parts[key] = _Part(name, window, tokens)
+        self._parts[key] = _Part(name, window, tokens, items)
         parts = self._clients[name].parts
         parts[window] = parts.get(window, 0) + 1
         return key
@@ -109,6 +117,13 @@ class Clients:
     def tokens(self, key: str) -> list[Any]:
         """The reference of a window's ids."""
         return self._parts[key].tokens
+
+    def remaining(self, key: str) -> Int32Array:
+        """int32 items of a key that were not delivered; none of one that is not known any more."""
+        part = self._parts.get(key)
+        if part is None:
+            return np.empty(0, dtype=np.int32)
+        return np.setdiff1d(part.items, np.concatenate([part.items[:0], *part.finished]))
 
     def cancel(self, name: str, window: int) -> list[str]:
         """Forget a window of a client. Returns its keys."""
@@ -138,6 +153,7 @@ class Clients:
             rows=finished.rows,
         )
         client.deliveries.append((delivery, result))
+        part.finished.append(finished.items)
         client.news.set()
         if last:
             self.close(finished.window)

@@ -18,7 +18,7 @@ from ..workers.status import Status
 from ..workers.wire import WireError
 from .costs import PlacementRules, Sizes
 from .placement import Placement
-from .seams import leave, release_run, stop_window
+from .seams import leave, release_run
 from .work import Finished
 
 PROBE_S = 2.0
@@ -49,7 +49,12 @@ class Link:
 
 
 class Dispatcher:
-    """Owns placement and the links. deliver: takes what is finished, with the reference of its scores."""
+    """Owns placement and the links.
+
+    tokens_of: the reference of a window's ids. deliver: takes what is finished, with the reference of its
+    scores. broken: hears of a defect in here. tokens_lost: hears of a window whose ids no replica can fetch,
+    and why.
+    """
 
     def __init__(
         self,
@@ -57,11 +62,13 @@ class Dispatcher:
         tokens_of: Callable[[str], list[Any]],
         deliver: Callable[[Finished, Any], None],
         broken: Callable[[str], None],
+        tokens_lost: Callable[[str, str], None],
     ) -> None:
         self.placement = Placement(rules, Sizes({}))
         self.links: dict[int, Link] = {}
         self._endings: dict[int, tuple[int, bool, str]] = {}
         self._tokens_of, self._deliver, self._broken = tokens_of, deliver, broken
+        self._tokens_lost = tokens_lost
         self._sized = False
 
     async def attach(self, slot: int, generation: int, actor: Any, status: Status) -> None:
@@ -113,7 +120,7 @@ class Dispatcher:
 
     def cancel(self, window: str) -> None:
         """Nobody waits for a window any more. What runs of it is finished and ignored."""
-        stop_window(self.placement, window)
+        self.placement.drop_window(window)
         self.pump()
 
     def pump(self) -> None:
@@ -165,7 +172,7 @@ class Dispatcher:
                 if finished is not None:
                     self._deliver(finished, sent.result)
                 if ack.refused.startswith(TOKENS_LOST):
-                    self._give_up_window(sent.window, ack.refused)
+                    self._tokens_lost(sent.window, ack.refused)
                 if self.placement.replicas[link.slot].resyncing and ack.epoch == self._epoch(link):
                     self.placement.resync(link.slot, decode_inventory(await link.actor.inventory.remote()))
             except (ray.exceptions.RayError, WireError) as error:
@@ -176,13 +183,6 @@ class Dispatcher:
                 self.lose(link, f"it refused everything, the last time with: {ack.refused}")
                 return
             self.pump()
-
-    def _give_up_window(self, window: str, refused: str) -> None:
-        """The ids of a window are gone, with the client that held them: no replica will ever have them."""
-        remaining = stop_window(self.placement, window)
-        if len(remaining):
-            message = f"the token ids of the window could not be fetched: {refused}"
-            self._deliver(Finished(window, remaining, "internal", message), None)
 
     def _epoch(self, link: Link) -> int:
         return self.placement.replicas[link.slot].mirror.epoch

@@ -53,7 +53,9 @@ class Router:
         self._cpu_at_start_s = time.process_time()
         self._incarnation = uuid4().hex
         self._clients = Clients()
-        self._dispatch = Dispatcher(rules, self._clients.tokens, self._deliver, self._break)
+        self._dispatch = Dispatcher(
+            rules, self._clients.tokens, self._deliver, self._break, self._give_up_window
+        )
         self._broken = ""
         self._ticker: asyncio.Task[None] | None = None
         self._keeper = self._own(name) if name else None
@@ -106,7 +108,7 @@ class Router:
         queued = placement.queued_items
         if not client.has_room(head.window) or (queued and queued + len(head.order) > MAX_QUEUED_ITEMS):
             return FULL
-        placement.add_window(self._clients.open(head.client, head.window, tokens), head)
+        placement.add_window(self._clients.open(head.client, head.window, tokens, head.order), head)
         self._dispatch.pump()
         return TAKEN
 
@@ -206,6 +208,14 @@ class Router:
     def _deliver(self, finished: Finished, result: Any) -> None:
         last = finished.window not in self._dispatch.placement.plans
         self._clients.deliver(finished, result, last=last)
+
+    def _give_up_window(self, key: str, refused: str) -> None:
+        """The ids of a window are gone, with the client that held them: no replica will ever have them."""
+        remaining = self._clients.remaining(key)
+        self._dispatch.cancel(key)
+        if len(remaining):
+            message = f"the token ids of the window could not be fetched: {refused}"
+            self._deliver(Finished(key, remaining, "internal", message), None)
 
     def _break(self, reason: str) -> None:
         self._broken = reason
