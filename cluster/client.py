@@ -33,9 +33,9 @@ WINDOWS_IN_FLIGHT = 2
 LONGEST_POLL_S = 5.0
 FULL_PAUSE_S = 0.2
 REPLY_S = 30.0
-# The router's loop never waits, so silence for so long means that it is frozen; a machine that others use too
-# may keep a process waiting for a few seconds.
-ROUTER_ANSWER_S = 10.0
+# The router's loop never waits, so silence for so long means that it is frozen; a machine with ten times the
+# work that it has cores for keeps a process waiting for some seconds.
+ROUTER_ANSWER_S = 20.0
 ROUTER_START_S = 30.0
 ROUTER_BACK_S = 90.0
 HELLO_EVERY_S = 0.1
@@ -158,7 +158,7 @@ class PoolClient:
         """It runs and does not answer: a process in that state cannot be trusted to start answering."""
         ray.kill(self._router, no_restart=False)
         # A frozen process does not hear that, and Ray insists only later; this is for one on this host.
-        end_processes([(self._router_pid, self._router_host)])
+        end_processes([(self._router_pid, self._router_host), self._home.router_process()])
 
     def _recover_router(self) -> None:
         """The router started anew and knows nothing: give it the replicas and whatever is not finished."""

@@ -43,6 +43,9 @@ class Home(Protocol):
     def build_overhead_rows(self) -> int:
         """How windows are cut for it."""
 
+    def router_process(self) -> tuple[int, str]:
+        """Number and host of the router's process, as last known."""
+
     def up(self) -> list[Slot]:
         """Slots whose replica takes work, each with its actor. May be a second old."""
 
@@ -99,6 +102,9 @@ class OwnHome:
         facts = self._supervisor.facts
         assert facts is not None
         return facts
+
+    def router_process(self) -> tuple[int, str]:
+        return self._process
 
     def up(self) -> list[Slot]:
         return self._supervisor.up()

@@ -28,6 +28,7 @@ class Keeper:
         spec = registry.read_spec(name)
         if spec is None:
             raise PoolError(f"pool {name!r} has no spec: it was taken down")
+        registry.note_router(name)
         self._spec = spec
         settings = spec.settings()
         fleet = Fleet(spec.replicas, spec.config["crash_limit"], settings, registry.generations(name))

@@ -16,6 +16,7 @@ from . import registry
 from .config import PoolConfig
 from .fleet import PoolError, Slot
 from .homes import REPLY_S, in_flight_of, router_options
+from .processes import end_processes
 from .router import Router
 from .session import cluster_cpus
 from .spec import PoolSpec, differences
@@ -25,7 +26,9 @@ LEASE_S = 15.0
 UP_POLL_S = 0.1
 SEEN_S = 1.0
 LATE_S = 10.0
-ROUTER_BACK_S = 60.0
+ANSWER_S = 10.0
+FROZEN_S = 20.0
+ROUTER_BACK_S = 90.0
 
 
 class PoolDiffers(PoolError):
@@ -46,6 +49,9 @@ class NamedHome:
             raise PoolError(f"pool {name!r} is being taken down")
         self.build_overhead_rows = int(spec.config["build_overhead_rows"])
         self.wanted, timeout_s = spec.replicas, float(spec.config["start_timeout_s"])
+        # Asked first, since it answers at once: a frozen router is found by that, and not by a call that may
+        # wait.
+        _status_of(self.router, name)
         answer = _reply(lambda: self.router.facts.remote(timeout_s), name, timeout_s)
         facts = decode_status(answer).facts
         assert facts is not None
@@ -55,6 +61,9 @@ class NamedHome:
         self._seen_s = float("-inf")
         self._left = threading.Event()
         threading.Thread(target=self._beat, name="pool-heartbeat", daemon=True).start()
+
+    def router_process(self) -> tuple[int, str]:
+        return registry.router_process(self.name)
 
     def up(self) -> list[Slot]:
         """Found by their names; the router is asked at most once a second. Raises PoolError."""
@@ -164,18 +173,28 @@ def _reply(call: Callable[[], Any], name: str, timeout_s: float = 0.0) -> Any:
 
     timeout_s: how long it may take on top of what any answer may.
     """
-    deadline_s = time.monotonic() + ROUTER_BACK_S
+    began_s, restarted = time.monotonic(), False
     while True:
         try:
-            return ray.get(call(), timeout=timeout_s + REPLY_S)
+            return ray.get(call(), timeout=timeout_s + ANSWER_S)
         except ray.exceptions.RayTaskError as error:
             raise PoolError(f"pool {name!r} cannot be used: {error.cause}") from error
-        except ray.exceptions.ActorUnavailableError as error:
-            if time.monotonic() > deadline_s:
+        except (ray.exceptions.ActorUnavailableError, ray.exceptions.GetTimeoutError) as error:
+            silent_s = time.monotonic() - began_s - timeout_s
+            if silent_s > ROUTER_BACK_S:
                 raise PoolError(_silent(name, error)) from error
+            if silent_s > FROZEN_S and not restarted:
+                _restart_router(name)
+                restarted = True
             time.sleep(UP_POLL_S)
-        except (ray.exceptions.RayError, TimeoutError) as error:
+        except ray.exceptions.RayError as error:
             raise PoolError(_silent(name, error)) from error
+
+
+def _restart_router(name: str) -> None:
+    """It does not answer for longer than a new one needs to start: its process is frozen."""
+    ray.kill(registry.find_router(name), no_restart=False)
+    end_processes([registry.router_process(name)])
 
 
 def _silent(name: str, error: Exception) -> str:

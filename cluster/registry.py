@@ -6,6 +6,8 @@ dead can still be taken down by the names of its actors.
 
 from __future__ import annotations
 
+import os
+import socket
 import time
 from typing import Any
 
@@ -97,6 +99,18 @@ def find_router(name: str) -> Any:
         ) from None
 
 
+def note_router(name: str) -> None:
+    """This process is the router of a pool from now on: one that freezes cannot be asked who it is."""
+    _put(f"router/{name}", f"{os.getpid()} {socket.gethostname()}".encode())
+
+
+def router_process(name: str) -> tuple[int, str]:
+    """Number and host of the process that was last the router of a pool; 0 if none was."""
+    noted = internal_kv._internal_kv_get(f"router/{name}".encode(), namespace=STORE)
+    pid, _, host = (noted or b"0 ").decode().partition(" ")
+    return int(pid), host
+
+
 def find_replicas(name: str) -> dict[int, tuple[int, Any]]:
     """The replicas of a pool by slot: the latest generation and its actor. Older ones are ended."""
     found: dict[int, tuple[int, Any]] = {}
@@ -135,7 +149,7 @@ def reap(name: str) -> int:
     """
     if not _names_in(name) and read_spec(name) is None:
         find_router(name)
-    processes: list[tuple[int, str]] = []
+    processes = [router_process(name)]
     ended = 0
     deadline_s = time.monotonic() + REAP_S
     # The router first, since it replaces replicas; again, since it may just have started one.
@@ -150,7 +164,8 @@ def reap(name: str) -> int:
                 ended += 1
         time.sleep(0.05)
     end_processes(processes)
-    internal_kv._internal_kv_del(f"spec/{name}".encode(), namespace=STORE)
+    for kind in ("spec", "router"):
+        internal_kv._internal_kv_del(f"{kind}/{name}".encode(), namespace=STORE)
     internal_kv._internal_kv_del(f"generation/{name}/".encode(), del_by_prefix=True, namespace=STORE)
     return ended
 
@@ -159,9 +174,9 @@ def _process_of(actor: Any, actor_name: str) -> list[tuple[int, str]]:
     """Process and host of an actor that answers; Ray itself insists on the end of one that does not."""
     from ..workers.status import decode_status
 
+    if actor_name == ROUTER:
+        return []  # noted
     try:
-        if actor_name == ROUTER:
-            return [ray.get(actor.process.remote(), timeout=ANSWER_S)]
         status = decode_status(ray.get(actor.health.remote(), timeout=ANSWER_S))
     except (ray.exceptions.RayError, TimeoutError):
         return []

@@ -107,6 +107,24 @@ def test_a_router_that_dies_owns_its_replicas_again_and_replaces_the_dead(config
         assert [slot["generation"] for slot in ask_status(NAME)["slots"]] == [2]
 
 
+@pytest.mark.chaos
+def test_a_router_that_is_frozen_is_replaced_by_whoever_asks(
+    config: PoolConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tinyloop.cluster.named_pool.ANSWER_S", 1.0)
+    monkeypatch.setattr("tinyloop.cluster.named_pool.FROZEN_S", 0.5)
+    ReplicaPool.up(config, NAME).close()
+    before = ask_status(NAME)
+    os.kill(before["pid"], signal.SIGSTOP)
+    with ReplicaPool.connect(NAME) as pool:
+        items = shared_prefix_items(4, 8, 64, 16, seed=9)
+        pool.submit(0, items)
+        assert gather(pool, 0, items) == expected(items)
+        after = ask_status(NAME)
+    assert after["pid"] != before["pid"]
+    assert [slot["pid"] for slot in after["slots"]] == [slot["pid"] for slot in before["slots"]]
+
+
 def test_a_pool_is_scaled_while_it_works_and_its_router_remembers(config: PoolConfig) -> None:
     items = shared_prefix_items(16, 8, 64, 16, seed=6)
     with ReplicaPool.up(config, NAME) as pool:

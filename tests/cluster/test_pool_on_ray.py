@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from random import Random
 
@@ -170,3 +171,28 @@ def test_a_third_window_waits_for_one_of_two_and_everything_comes_back(make_pool
             found.update({(part.window, item): value for item, value in values_of(part)})
     for number, items in enumerate(windows):
         assert {item: found[number, item] for item in range(len(items))} == expected(items)
+
+
+def test_a_pool_of_a_job_grows_and_shrinks_while_it_works(make_pool: MakePool) -> None:
+    pool = make_pool(1, SLOW, chunk_rows=400)
+    items, found = _start_slow_window(pool)
+    pool.scale(2)
+    _wait_until(lambda: pool.status().alive == 2)
+    _finish(pool, items, found)
+    leaving = _pid_of(pool, 1)
+    pool.submit(1, items)
+    pool.scale(1)
+    assert gather(pool, 1, items) == expected(items)
+    _wait_until(lambda: len(pool.status().replicas) == 1)
+    status = pool.status()
+    assert (status.deaths, status.mirror_differences) == (0, 0)
+    assert leaving not in {replica.pid for replica in status.replicas}
+    with pytest.raises(ValueError, match="cannot have 0 replicas: ask for 1 to 1024"):
+        pool.scale(0)
+
+
+def _wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
