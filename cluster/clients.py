@@ -112,10 +112,14 @@ class Clients:
 
     def cancel(self, name: str, window: int) -> list[str]:
         """Forget a window of a client. Returns its keys."""
-        keys = [key for key, part in self._parts.items() if (part.client, part.window) == (name, window)]
+        keys = self.keys_of(name, window)
         for key in keys:
-            self._close(key)
+            self.close(key)
         return keys
+
+    def keys_of(self, name: str, window: int) -> list[str]:
+        """The keys under which a window of a client is in flight."""
+        return [key for key, part in self._parts.items() if (part.client, part.window) == (name, window)]
 
     def deliver(self, finished: Finished, result: Any, *, last: bool) -> None:
         """Keep what is finished until its client has fetched it. last: nothing of its key will follow."""
@@ -136,7 +140,7 @@ class Clients:
         client.deliveries.append((delivery, result))
         client.news.set()
         if last:
-            self._close(finished.window)
+            self.close(finished.window)
 
     def views(self, now_s: float) -> list[dict[str, Any]]:
         """What is shown of each client."""
@@ -151,7 +155,8 @@ class Clients:
             for name, client in self._clients.items()
         ]
 
-    def _close(self, key: str) -> None:
+    def close(self, key: str) -> None:
+        """Nothing of a key will follow."""
         part = self._parts.pop(key)
         parts = self._clients[part.client].parts
         parts[part.window] -= 1

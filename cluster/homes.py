@@ -43,6 +43,9 @@ class Home(Protocol):
     def build_overhead_rows(self) -> int:
         """How windows are cut for it."""
 
+    def up(self) -> list[Slot]:
+        """Slots whose replica takes work, each with its actor. May be a second old."""
+
     def settle(self) -> None:
         """The router has started anew and answers: tell it of the replicas if it cannot know. May fail."""
 
@@ -96,6 +99,9 @@ class OwnHome:
         facts = self._supervisor.facts
         assert facts is not None
         return facts
+
+    def up(self) -> list[Slot]:
+        return self._supervisor.up()
 
     def settle(self) -> None:
         up = self._supervisor.up()

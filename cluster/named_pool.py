@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -14,7 +14,7 @@ import ray
 from ..workers.status import decode_status
 from . import registry
 from .config import PoolConfig
-from .fleet import PoolError
+from .fleet import PoolError, Slot
 from .homes import REPLY_S, in_flight_of, router_options
 from .router import Router
 from .session import cluster_cpus
@@ -23,6 +23,9 @@ from .spec import PoolSpec, differences
 BEAT_S = 2.0
 LEASE_S = 15.0
 UP_POLL_S = 0.1
+SEEN_S = 1.0
+LATE_S = 10.0
+ROUTER_BACK_S = 60.0
 
 
 class PoolDiffers(PoolError):
@@ -43,18 +46,21 @@ class NamedHome:
             raise PoolError(f"pool {name!r} is being taken down")
         self.build_overhead_rows = int(spec.config["build_overhead_rows"])
         self.wanted, timeout_s = spec.replicas, float(spec.config["start_timeout_s"])
-        call = self.router.facts.remote(timeout_s)
-        try:
-            answer = ray.get(call, timeout=timeout_s + REPLY_S)
-        except (ray.exceptions.RayError, TimeoutError) as error:
-            reason = getattr(error, "cause", None) or error
-            raise PoolError(f"pool {name!r} cannot be used: {reason}") from error
+        answer = _reply(lambda: self.router.facts.remote(timeout_s), name, timeout_s)
         facts = decode_status(answer).facts
         assert facts is not None
         self.facts = facts
         self._client = client
+        self._up: list[Slot] = []
+        self._seen_s = float("-inf")
         self._left = threading.Event()
         threading.Thread(target=self._beat, name="pool-heartbeat", daemon=True).start()
+
+    def up(self) -> list[Slot]:
+        """Found by their names; the router is asked at most once a second. Raises PoolError."""
+        if time.monotonic() > self._seen_s + SEEN_S:
+            self._up, self._seen_s = self._find_up(), time.monotonic()
+        return self._up
 
     def settle(self) -> None:
         pass
@@ -63,7 +69,7 @@ class NamedHome:
         return ""
 
     def scale(self, num_replicas: int) -> None:
-        _reply(self.router.scale.remote(num_replicas), self.name)
+        _reply(lambda: self.router.scale.remote(num_replicas), self.name)
         self.wanted = num_replicas
 
     def view(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -74,6 +80,18 @@ class NamedHome:
         self._left.set()
         with suppress(ray.exceptions.RayError, TimeoutError):
             ray.get(self.router.leave.remote(client), timeout=REPLY_S)
+
+    def _find_up(self) -> list[Slot]:
+        known = {(slot.index, slot.generation): slot for slot in self._up}
+        found = []
+        for view in _status_of(self.router, self.name)["slots"]:
+            index, generation = view["slot"], view["generation"]
+            slot = known.get((index, generation), Slot(index, generation, "up"))
+            if slot.actor is None:
+                slot.actor = registry.find_replica(self.name, index, generation)
+            if view["state"] == "up" and slot.actor is not None:
+                found.append(slot)
+        return found
 
     def _beat(self) -> None:
         """A client that computes something else for long is alive all the same."""
@@ -132,27 +150,44 @@ def ask_scale(name: str, num_replicas: int) -> float:
     router, spec = registry.find_router(name), registry.read_spec(name)
     if spec is None:
         raise PoolError(f"pool {name!r} is being taken down")
-    _reply(router.scale.remote(num_replicas), name)
+    _reply(lambda: router.scale.remote(num_replicas), name)
     return float(spec.config["start_timeout_s"])
 
 
 def _status_of(router: Any, name: str) -> dict[str, Any]:
-    body: dict[str, Any] = msgpack.unpackb(_reply(router.status.remote(), name))
+    body: dict[str, Any] = msgpack.unpackb(_reply(router.status.remote, name))
     return {**body, **named_view(body)}
 
 
-def _reply(call: Any, name: str) -> Any:
-    try:
-        return ray.get(call, timeout=REPLY_S)
-    except (ray.exceptions.RayError, TimeoutError) as error:
-        raise PoolError(
-            f"the router of pool {name!r} does not answer: {str(error).splitlines()[0]}: try again, since a "
-            f"dead one comes back in seconds, or take the pool down: tinyloop down {name}"
-        ) from error
+def _reply(call: Callable[[], Any], name: str, timeout_s: float = 0.0) -> Any:
+    """An answer of the router, that of its successor if it is on its way back. Raises PoolError.
+
+    timeout_s: how long it may take on top of what any answer may.
+    """
+    deadline_s = time.monotonic() + ROUTER_BACK_S
+    while True:
+        try:
+            return ray.get(call(), timeout=timeout_s + REPLY_S)
+        except ray.exceptions.RayTaskError as error:
+            raise PoolError(f"pool {name!r} cannot be used: {error.cause}") from error
+        except ray.exceptions.ActorUnavailableError as error:
+            if time.monotonic() > deadline_s:
+                raise PoolError(_silent(name, error)) from error
+            time.sleep(UP_POLL_S)
+        except (ray.exceptions.RayError, TimeoutError) as error:
+            raise PoolError(_silent(name, error)) from error
+
+
+def _silent(name: str, error: Exception) -> str:
+    return (
+        f"the router of pool {name!r} does not answer: {str(error).splitlines()[0]}: take the pool down: "
+        f"tinyloop down {name}"
+    )
 
 
 def _wait_until_up(router: Any, name: str, timeout_s: float) -> None:
-    deadline_s = time.monotonic() + timeout_s
+    # The router finds a late replica at the same moment, and says what it waited for.
+    deadline_s = time.monotonic() + timeout_s + LATE_S
     while True:
         slots = _status_of(router, name)["slots"]
         if slots and all(slot["state"] == "up" for slot in slots):
@@ -160,6 +195,7 @@ def _wait_until_up(router: Any, name: str, timeout_s: float) -> None:
         failed = next((slot for slot in slots if slot["verdict"].startswith("failed")), None)
         if failed is not None or time.monotonic() > deadline_s:
             states = ", ".join(f"{slot['slot']} {slot['verdict']}" for slot in slots)
-            reason = failed["trouble"] if failed is not None else f"not all were ready in {timeout_s} s"
+            late = next((slot["trouble"] for slot in slots if slot["trouble"]), "")
+            reason = failed["trouble"] if failed is not None else late or f"not ready in {timeout_s} s"
             raise PoolError(f"pool {name!r} did not come up: {reason} (replicas: {states})")
         time.sleep(UP_POLL_S)

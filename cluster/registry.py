@@ -118,6 +118,11 @@ def find_replicas(name: str) -> dict[int, tuple[int, Any]]:
     return found
 
 
+def find_replica(name: str, slot: int, generation: int) -> Any:
+    """The actor of one replica, None if it has ended."""
+    return _actor(name, f"{REPLICA}/{slot}/{generation}")
+
+
 def end(actor: Any) -> None:
     """End an actor for good."""
     ray.kill(actor)

@@ -1,7 +1,8 @@
 """What the router asks of placement beside its own methods: to leave a replica, to stop a window. Pure.
 
-Each is one call that placement itself may offer one day; until then they keep its invariant from outside:
-an item that is not finished is in exactly one of a run, the loose, the lone and a flight.
+Each is one call that placement itself may offer; until then they keep its invariant from outside: an item
+that is not finished is in exactly one of a run, the loose, the lone and a flight. release_run stands for
+drain(slot), leave for detach(slot) of a replica that is_drained(slot), stop_window for cancel(window).
 """
 
 from __future__ import annotations

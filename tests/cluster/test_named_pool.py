@@ -23,6 +23,7 @@ from tinyloop.cluster.errors import UsageError
 from tinyloop.cluster.fleet import PoolError
 from tinyloop.cluster.named_pool import PoolDiffers, ask_status
 from tinyloop.cluster.pool import ReplicaPool
+from tinyloop.workers.status import decode_status
 from typer.testing import CliRunner
 
 NAME = "named"
@@ -69,6 +70,10 @@ def test_two_clients_share_a_pool_that_outlives_both(config: PoolConfig) -> None
         assert gather(two, 0, items[1]) == expected(items[1])
         assert gather(one, 0, items[0]) == expected(items[0])
         assert len(one.status().clients) == 2
+        # A client reaches the replicas themselves.
+        (slot,) = one._home.up()
+        health = decode_status(ray.get(slot.actor.health.remote()))
+        assert (slot.index, slot.generation, health.state) == (0, 1, "ready")
     body = ask_status(NAME)
     assert (body["clients"], [slot["verdict"] for slot in body["slots"]]) == ([], ["ready"])
     # The same again joins it; another one is told what differs.
@@ -182,6 +187,12 @@ def test_a_pool_whose_router_is_dead_is_said_to_be_so_and_goes_down_by_name(conf
     wait_until_no_router()
     with pytest.raises(PoolError, match=r"has no router any more: `tinyloop up`"):
         ReplicaPool.connect(NAME)
+    # The same pool again: a new router takes the replica over.
+    ReplicaPool.up(config, NAME).close()
+    assert pids_of(NAME)[1] == pids[1]
+    pids += pids_of(NAME)
+    ray.kill(registry.find_router(NAME))
+    wait_until_no_router()
     assert registry.reap(NAME) == 1
     assert not [pid for pid in pids if is_alive(pid)]
     with pytest.raises(registry.NoSuchPool, match=r"no pool 'named' on this cluster \(there is none\)"):
@@ -193,6 +204,13 @@ def wait_until_no_router() -> None:
     while registry.ROUTER in registry._names_in(NAME):
         assert time.monotonic() < deadline_s
         time.sleep(0.02)
+
+
+def test_a_pool_that_finds_no_room_says_what_it_asked_for(config: PoolConfig) -> None:
+    too_much = config.model_copy(update={"device": "cuda", "start_timeout_s": 0.5})
+    with pytest.raises(PoolError, match=r"was not ready in 0.5 s: it asked for .*the cluster has"):
+        ReplicaPool.up(too_much, NAME)
+    assert registry.pool_names() == []
 
 
 def test_a_pool_that_cannot_load_says_why_and_leaves_nothing(config: PoolConfig, tmp_path: Path) -> None:
