@@ -56,7 +56,8 @@ def doctor(
 
     Ends within about a minute whatever hangs, and needs no network beside a Ray cluster that is named.
     """
-    from .doctor.probes import gather, probes_of
+    from .doctor.gathering import gather
+    from .doctor.probes import probes_of
     from .doctor.report import as_json as report_json
     from .doctor.report import as_text, check, is_healthy
 

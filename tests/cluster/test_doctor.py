@@ -32,7 +32,8 @@ from tinyloop.cluster.doctor.facts import (
     UsableGpu,
 )
 from tinyloop.cluster.doctor.findings import Level
-from tinyloop.cluster.doctor.probes import Probe, ProbeFailed, gather, probes_of, run_command
+from tinyloop.cluster.doctor.gathering import Probe, ProbeFailed, gather, run_command
+from tinyloop.cluster.doctor.probes import probes_of
 from tinyloop.cluster.doctor.report import CHECKS, as_json, as_text, check, is_healthy
 from tinyloop.cluster.doctor.software import fits
 from tinyloop.native import plan
