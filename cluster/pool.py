@@ -70,7 +70,12 @@ class ReplicaPool:
         cpus = cluster_cpus()
         threads = config.threads or max(cpus // config.replicas, 1)
         settings = ReplicaSettings(
-            str(config.model), config.factory, threads, config.prefix_budget_bytes, config.load_options()
+            str(config.model),
+            config.factory,
+            threads,
+            config.prefix_budget_bytes,
+            config.load_options(),
+            config.generation_batch,
         )
         supervisor = Supervisor(
             settings, _actor_options(config, threads, cpus), config.replicas, config.crash_limit
