@@ -59,6 +59,7 @@ class PoolSpec:
             self.threads,
             config["prefix_budget_bytes"],
             self.load_options,
+            config["generation_batch"],
         )
 
     def actor_options(self) -> dict[str, Any]:

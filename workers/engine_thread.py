@@ -208,7 +208,8 @@ class EngineThread:
         model = self._settings.load()
         self._phase = "self-test"
         tested = self_test(model)
-        executor = Executor(model, self._settings.prefix_budget_bytes, self.outbox)
+        settings = self._settings
+        executor = Executor(model, settings.prefix_budget_bytes, self.outbox, settings.generation_batch)
         self._facts = ModelFacts(
             model.digest, model.numerics_id, tested.digest, int(model.max_seq_len), dict(model.descriptor)
         )

@@ -50,9 +50,15 @@ class _Piece:
 class Executor:
     """Executes commands on a model. Owned by the engine thread."""
 
-    def __init__(self, model: Model, budget_bytes: int, outbox: Outbox | None = None) -> None:
+    def __init__(
+        self,
+        model: Model,
+        budget_bytes: int,
+        outbox: Outbox | None = None,
+        generation_batch: int | None = None,
+    ) -> None:
         self._model = model
-        self.generating = Generating(model, outbox or Outbox())
+        self.generating = Generating(model, outbox or Outbox(), generation_batch)
         self._vocab_size = int(model.descriptor["vocab_size"])
         self.table = PrefixTable(model, budget_bytes)
 

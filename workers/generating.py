@@ -34,8 +34,9 @@ class _Run:
 class Generating:
     """One batch of the engine that requests join at any command and leave at any slice."""
 
-    def __init__(self, model: Model, outbox: Outbox) -> None:
+    def __init__(self, model: Model, outbox: Outbox, max_batch: int | None = None) -> None:
         self._model = model
+        self._max_batch = max_batch
         self._outbox = outbox
         self._batch: Batch | None = None
         self._runs: dict[int, _Run] = {}
@@ -123,7 +124,7 @@ class Generating:
 
     def _open_batch(self) -> Batch:
         if self._batch is None:
-            self._batch = self._model.generation()
+            self._batch = self._model.generation(self._max_batch)
         return self._batch
 
     def _hand_on(self, *columns: NDArray[Any]) -> set[str]:

@@ -98,6 +98,7 @@ class Model(Protocol):
 class ReplicaSettings:
     """What one replica loads. prefix_budget_bytes: most bytes of prefixes it may hold.
 
+    generation_batch: most completions that run together; None: the engine's own.
     factory: "module:function" with the signature of tinyloop.native.load_model.
     """
 
@@ -106,6 +107,7 @@ class ReplicaSettings:
     threads: int
     prefix_budget_bytes: int
     load_options: Mapping[str, Any]
+    generation_batch: int | None = None
 
     def load(self) -> Model:
         """Load the model on the calling thread. Raises what the engine raises."""

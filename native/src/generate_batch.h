@@ -3,32 +3,11 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
-#include <exception>
 #include <memory>
-#include <utility>
-#include <vector>
 
 #include "generate.h"
 
 namespace tinyloop {
-
-// One id as it came. depth: loops that the row which predicted it ran.
-struct GeneratedToken {
-  size_t key = 0;
-  int32_t id = 0;
-  float logprob = 0.0f;
-  int depth = 0;
-};
-
-// What came of requests, each in the order in which it happened. A request is finished or failed
-// once, after its last token, and is then forgotten.
-struct GenerateEvents {
-  std::vector<GeneratedToken> tokens;
-  std::vector<std::pair<size_t, Completion>> finished;
-  // OutOfMemoryError: it does not fit alone. Error: its logits have no number. The others go on.
-  std::vector<std::pair<size_t, std::exception_ptr>> failed;
-};
 
 // A completion depends on its own request only: not on when it joined, who was there, or what the
 // model did between two steps. Every call but take_events() and the counts is made under the

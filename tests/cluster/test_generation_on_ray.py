@@ -112,6 +112,13 @@ def calm(session: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Re
         yield pool
 
 
+def wait_until_idle(pool: ReplicaPool) -> None:
+    """Until router and first replica have heard that nothing more is needed, which nobody waits for else."""
+    deadline = time.monotonic() + 20
+    while pool.status().queued_items or generating(pool):
+        assert time.monotonic() < deadline
+
+
 def generating(pool: ReplicaPool) -> int:
     """Completions in the batch of the first replica, as it says itself."""
     return decode_status(ray.get(pool._home.up()[0].actor.health.remote())).generating
@@ -129,19 +136,20 @@ def check_completions(pool: ReplicaPool, window: int) -> None:
             read.take(event)
     assert [read.found(i) for i in range(len(items))] == fake_alone(items)
     assert completions(pool.generate([prompt_of(item) for item in items[:20]])) == fake_alone(items[:20])
+    wait_until_idle(pool)
 
 
 def test_completions_are_the_models_own_whatever_else_is_done(calm: ReplicaPool) -> None:
     check_completions(calm, 1)
     status = calm.status()
-    assert (status.mirror_differences, status.deaths, status.queued_items) == (0, 0, 0)
+    assert (status.mirror_differences, status.deaths) == (0, 0)
 
 
 def test_completions_do_not_depend_on_the_number_of_replicas(make_pool: MakePool) -> None:
     pool = make_pool(2, {"token_seconds": 1e-3})
     check_completions(pool, 0)
     status = pool.status()
-    assert (status.mirror_differences, status.deaths, status.queued_items) == (0, 0, 0)
+    assert (status.mirror_differences, status.deaths) == (0, 0)
     assert all(replica.busy_s > 0 for replica in status.replicas)
 
 
@@ -245,9 +253,7 @@ def test_cancelled_prompts_end_at_once_and_replicas_forget_them(calm: ReplicaPoo
     with calm.stream([prompt_of(item) for item in items]) as stream:
         next(stream)
     assert list(stream) == []
-    deadline = time.monotonic() + 20
-    while calm.status().queued_items or generating(calm):
-        assert time.monotonic() < deadline
+    wait_until_idle(calm)
     assert completions(calm.generate([prompt_of(item) for item in items[:3]])) == whole[:3]
 
 

@@ -267,6 +267,7 @@ class FakeModel:
         return made
 
     def generation(self, max_batch: int | None = None) -> FakeBatch:
+        assert max_batch is None or max_batch >= 1
         return FakeBatch(self)
 
     def close(self) -> None:
