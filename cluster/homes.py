@@ -169,5 +169,6 @@ def router_options() -> dict[str, Any]:
 
 
 def in_flight_of(body: Mapping[str, Any], slot: int) -> int:
-    """Commands on their way to a replica, from the router's status."""
-    return int(body["replicas"].get(str(slot), {}).get("in_flight", 0))
+    """Commands and completions on their way on a replica, from the router's status."""
+    seen = body["replicas"].get(str(slot), {})
+    return int(seen.get("in_flight", 0) + seen.get("generating", 0))

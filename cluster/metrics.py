@@ -23,8 +23,7 @@ class Metric:
     """One metric. unit: what its name ends in, before _total; empty for what is counted itself.
 
     source: where a router's status has it, as "counters.items"; in a map of replicas "replicas.*.busy_s", of
-    numbers by a tag "deaths_by_reason.*". later: not every router counts it; without a value there is no
-    sample.
+    numbers by a tag "deaths_by_reason.*". Without a value there is no sample.
     """
 
     name: str
@@ -33,7 +32,6 @@ class Metric:
     tags: tuple[str, ...]
     help: str
     source: str
-    later: bool = False
 
     @property
     def exported_name(self) -> str:
@@ -50,44 +48,42 @@ class Sample:
     value: float
 
 
-def _counter(name: str, help: str, source: str, unit: str = "", *, later: bool = False) -> Metric:
-    return Metric(f"tinyloop_{name}_total", "counter", unit, POOL_TAGS, help, source, later)
+def _counter(name: str, help: str, source: str, unit: str = "") -> Metric:
+    return Metric(f"tinyloop_{name}_total", "counter", unit, POOL_TAGS, help, source)
 
 
 def _gauge(name: str, help: str, source: str, unit: str = "") -> Metric:
     return Metric(f"tinyloop_{name}", "gauge", unit, POOL_TAGS, help, source)
 
 
-def _of_replica(name: str, kind: Kind, help: str, key: str, unit: str = "", *, later: bool = False) -> Metric:
+def _of_replica(name: str, kind: Kind, help: str, key: str, unit: str = "") -> Metric:
     suffix = "_total" if kind == "counter" else ""
     source = f"replicas.*.{key}"
-    return Metric(f"tinyloop_replica_{name}{suffix}", kind, unit, REPLICA_TAGS, help, source, later)
+    return Metric(f"tinyloop_replica_{name}{suffix}", kind, unit, REPLICA_TAGS, help, source)
 
 
 METRICS: tuple[Metric, ...] = (
     _counter("items", "Items finished, given up ones included", "counters.items"),
     _counter(
-        "needed_tokens", "Tokens of finished items if nothing were shared", "counters.total_rows", "tokens"
+        "needed_tokens", "Tokens of scored items if nothing were shared", "counters.total_rows", "tokens"
     ),
-    _counter("computed_tokens", "Tokens run through the model", "counters.computed_rows", "tokens"),
+    _counter("computed_tokens", "Tokens run through the model to score", "counters.computed_rows", "tokens"),
     _counter(
         "ideal_tokens", "Tokens needed if each window computed a prefix once", "counters.ideal_rows", "tokens"
     ),
-    _counter("generated_tokens", "Tokens sampled", "counters.generated_tokens", "tokens", later=True),
+    _counter("generated_tokens", "Tokens generated", "counters.generated_tokens", "tokens"),
     _counter("chunks", "Commands sent to replicas", "counters.chunks"),
     _counter("steals", "Runs taken over by an idle replica", "counters.steals"),
     _counter(
         "copies",
         "Prefixes built on one more replica because many wait for them",
         "counters.copies",
-        later=True,
     ),
     _counter("evictions", "Prefixes dropped to make room", "counters.evictions"),
     _counter(
         "reclaims",
-        "Commands taken back from a replica before it began them",
+        "Prefixes dropped to give another replica room in the pool's budget",
         "counters.reclaims",
-        later=True,
     ),
     _counter(
         "refusals", "Commands that a replica refused, unchanged, as when memory is short", "counters.refusals"
@@ -97,11 +93,12 @@ METRICS: tuple[Metric, ...] = (
         "Replicas that held something else than commanded; must stay 0",
         "counters.mirror_differences",
     ),
-    _counter("cancelled_items", "Items that their client took back", "counters.cancelled", later=True),
-    _counter("expired_items", "Items whose deadline passed", "counters.expired", later=True),
+    _counter("cancelled_items", "Items that their client took back", "counters.cancelled"),
+    _counter("expired_items", "Items whose deadline passed", "counters.expired"),
     _gauge("queued_items", "Items taken and not finished", "queued"),
     _gauge("clients", "Clients that are known", "clients.count"),
     _gauge("client_windows", "Windows of all clients in flight", "clients.windows"),
+    _gauge("client_streams", "Streams of completions that clients have open", "clients.streams"),
     _gauge("client_unfetched_results", "Deliveries that clients have not fetched", "clients.unfetched"),
     _gauge("replicas_wanted", "Replicas that the pool should have", "wanted"),
     Metric(
@@ -126,15 +123,21 @@ METRICS: tuple[Metric, ...] = (
     _of_replica(
         "backlog_seconds", "gauge", "Estimated time of everything it has ahead", "backlog_s", "seconds"
     ),
-    _of_replica("busy_seconds", "counter", "Engine time of finished commands", "busy_s", "seconds"),
-    _of_replica("computed_tokens", "counter", "Tokens run through the model", "computed_rows", "tokens"),
     _of_replica(
-        "needed_tokens", "counter", "Tokens of finished items if nothing were shared", "total_rows", "tokens"
+        "busy_seconds", "counter", "Engine time of finished commands and generation", "busy_s", "seconds"
     ),
+    _of_replica(
+        "computed_tokens", "counter", "Tokens run through the model to score", "computed_rows", "tokens"
+    ),
+    _of_replica(
+        "needed_tokens", "counter", "Tokens of scored items if nothing were shared", "total_rows", "tokens"
+    ),
+    _of_replica("generating", "gauge", "Completions sent to it that their clients need", "generating"),
+    _of_replica("generated_tokens", "counter", "Tokens generated", "generated_tokens", "tokens"),
     _of_replica("prefixes", "gauge", "Prefixes held", "prefixes"),
     _of_replica("prefix_bytes", "gauge", "Memory of the prefixes held", "prefix_bytes", "bytes"),
     _of_replica("prefix_budget_bytes", "gauge", "Most memory of prefixes", "prefix_budget_bytes", "bytes"),
-    _of_replica("memory_bytes", "gauge", "Memory of model and prefixes", "memory_bytes", "bytes", later=True),
+    _of_replica("memory_bytes", "gauge", "Memory of model and prefixes", "memory_bytes", "bytes"),
 )
 
 BY_NAME: Mapping[str, Metric] = {metric.name: metric for metric in METRICS}
@@ -156,7 +159,7 @@ def _with_sums(body: Mapping[str, Any]) -> Mapping[str, Any]:
     """The status with slots counted by state and clients summed up."""
     view = dict(body)
     if "clients" in body:
-        keys = ("windows", "unfetched")
+        keys = ("windows", "streams", "unfetched")
         sums = {key: sum(client[key] for client in body["clients"]) for key in keys}
         view["clients"] = {"count": len(body["clients"]), **sums}
     if "slots" in body:

@@ -76,7 +76,7 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                     _pool_rate("computed_tokens_total", "computed"),
                     _pool_rate("generated_tokens_total", "generated"),
                 ),
-                "Needed: what the finished items would cost if nothing were shared. Computed: what ran.",
+                "Needed: what the scored items cost if nothing is shared. Computed: what ran for them.",
             ),
             Panel(
                 "Hit rate",
@@ -104,6 +104,7 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 (
                     _pool("clients", "known"),
                     _pool("client_windows", "windows in flight"),
+                    _pool("client_streams", "streams open"),
                     _pool("client_unfetched_results", "results not fetched"),
                 ),
                 "Results that nobody fetches: a client is slow or gone.",
@@ -119,7 +120,15 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
     (
         "Replicas",
         (
-            Panel("Tokens a second", "short", (_slots(rate("replica_computed_tokens_total")),)),
+            Panel(
+                "Tokens a second",
+                "short",
+                (
+                    _slots(rate("replica_computed_tokens_total")),
+                    _slots(rate("replica_generated_tokens_total"), "generated"),
+                ),
+            ),
+            Panel("Completions on their way", "short", (_slots(series("replica_generating")),)),
             Panel(
                 "Hit rate", "percentunit", (Line(_hit_rate("replica_", "slot"), "{{pool}} {{slot}}"),), most=1
             ),

@@ -27,6 +27,7 @@ def pool_lines(name: str, body: Mapping[str, Any]) -> Iterator[str]:
         if slot["state"] in ("up", "draining"):
             line += (
                 f", {slot['pid']}@{slot['host']}, {seen.get('in_flight', 0)} commands ahead, "
+                f"{_counted(seen.get('generating', 0), 'completion')} on their way, "
                 f"{seen.get('prefixes', 0):,} prefixes of {seen.get('prefix_bytes', 0) / MB:,.1f} MB"
             )
         yield line
@@ -37,6 +38,7 @@ def pool_lines(name: str, body: Mapping[str, Any]) -> Iterator[str]:
     for client in body["clients"]:
         yield (
             f"  client {client['label']}: {_counted(client['windows'], 'window')} in flight, "
+            f"{_counted(client['streams'], 'stream')}, "
             f"{client['unfetched']} deliveries unfetched, heard of {client['silent_s']:.1f} s ago"
         )
 

@@ -51,8 +51,10 @@ COLUMNS = (
     Column("prefixes", 5),
     Column("prefix memory", 3),
     Column("memory", 3),
-    Column("generation", 6),
-    Column("process", 7, left=True),
+    Column("completions", 6),
+    Column("generated/s", 6),
+    Column("generation", 7),
+    Column("process", 8, left=True),
 )
 
 
@@ -124,7 +126,7 @@ def _headline(pool: str, now: View, before: View | None) -> Text:
         f"{_rate(_grown(now, before, 'total_rows'), now, before)} needed, hit rate {_pool_hit(now, before)}, "
         f"router {_router_share(now, before)} of a core",
     ]
-    if counters.get("generated_tokens"):
+    if counters["generated_tokens"]:
         lines.append(f"{_rate(_grown(now, before, 'generated_tokens'), now, before)} tokens/s generated")
     if counters["mirror_differences"]:
         lines.append(f"{counters['mirror_differences']} mirror differences: a defect, please report it")
@@ -140,7 +142,7 @@ def _slots(body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
             "slot": int(slot),
             "generation": seen["generation"],
             "state": "up",
-            "verdict": "busy" if seen["in_flight"] else "ready",
+            "verdict": "busy" if seen["in_flight"] or seen["generating"] else "ready",
             "pid": 0,
             "host": "",
             "trouble": "",
@@ -169,6 +171,8 @@ def _cells(slot: Mapping[str, Any], now: View, before: View | None) -> dict[str,
         "hit": _hit(_difference(seen, earlier, "computed_rows"), _difference(seen, earlier, "total_rows")),
         "backlog": _seconds(seen["backlog_s"]),
         "sent": str(seen["in_flight"]),
+        "completions": _count(seen["generating"]),
+        "generated/s": _rate(_difference(seen, earlier, "generated_tokens"), now, before),
         "prefixes": _count(seen["prefixes"]),
         "prefix memory": _size(seen["prefix_bytes"]) + (f" of {_size(budget)}" if budget is not None else ""),
         "memory": _size(seen.get("memory_bytes")),
@@ -191,6 +195,7 @@ def _client_lines(body: Mapping[str, Any]) -> list[RenderableType]:
     return [
         Text(
             f"client {client['label']}: {_plural(client['windows'], 'window')} in flight, "
+            f"{_plural(client['streams'], 'stream')}, "
             f"{_plural(client['unfetched'], 'delivery', 'deliveries')} unfetched, "
             f"silent for {_seconds(client['silent_s'])}"
         )

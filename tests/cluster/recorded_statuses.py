@@ -12,6 +12,10 @@ def slot(index: int, state: str, verdict: str, **others: Any) -> dict[str, Any]:
     return {"slot": index, "state": state, "verdict": verdict, **known, **others}
 
 
+def client(name: str, **others: Any) -> dict[str, Any]:
+    return {"client": name, **others}
+
+
 def replica(**others: Any) -> dict[str, Any]:
     known = {
         "generation": 1,
@@ -24,6 +28,8 @@ def replica(**others: Any) -> dict[str, Any]:
         "memory_bytes": 5 * GIB,
         "computed_rows": 400_000,
         "total_rows": 1_600_000,
+        "generating": 12,
+        "generated_tokens": 617,
     }
     return {**known, **others}
 
@@ -59,8 +65,8 @@ RUNNING: dict[str, Any] = {
     "deaths": 3,
     "deaths_by_reason": {"dead": 1, "failed(out of memory)": 2},
     "clients": [
-        {"client": "a1", "label": "score@node-a", "windows": 2, "unfetched": 1, "silent_s": 0.25},
-        {"client": "b2", "label": "notebook@node-b", "windows": 1, "unfetched": 0, "silent_s": 4.0},
+        client("a1", label="score@node-a", windows=2, streams=1, unfetched=1, silent_s=0.25),
+        client("b2", label="notebook@node-b", windows=1, streams=0, unfetched=0, silent_s=4.0),
     ],
     "queued": 70_000,
     "cpu_s": 1.75,

@@ -311,3 +311,70 @@ def test_the_expected_cost_is_that_of_the_prompt_and_the_ids_at_the_requests_own
         window=0,
     )
     assert cost_rows(prompts, 4).tolist() == [100 + 8 * 50, 125, 9]
+
+
+def test_a_cancelled_window_leaves_nothing_behind_wherever_its_items_are() -> None:
+    """In a batch, on their way and waiting; another window of the client goes on."""
+    farm, prompts, other = Farm(2), prompts_of(2, 40, 30, 5), prompts_of(2, 4, 30, 5, window=1)
+    farm.submit("c/0/1", prompts)
+    farm.dispatch()
+    farm.answer(0)
+    farm.submit("c/1/2", other)
+    assert farm.generating[0]
+    assert farm.sent[1]
+    assert sorted(farm.placement.cancel("c/0/1").tolist()) == list(range(80))
+    farm.tell()
+    assert not farm.everything
+    finish(farm, owners_of(other))
+    assert farm.placement.counters.cancelled == 80
+    assert not farm.placement.settled_early
+    assert sorted(farm.seen) == sorted(owners_of(other))
+
+
+def test_a_replica_that_leaves_has_time_for_what_it_generates_and_nothing_is_blamed_on_it() -> None:
+    farm, prompts = Farm(2), prompts_of(1, 12, 30, 5)
+    farm.submit("c/0/1", prompts)
+    farm.dispatch()
+    for slot in farm.replicas:
+        while farm.answer(slot):
+            pass
+    farm.placement.drain(0)
+    running = farm.generating[0].copy()
+    assert running
+    assert not farm.placement.is_drained(0)
+    for owner in list(running)[1:]:
+        farm.settle(owner)
+    assert not farm.placement.is_drained(0)
+    # Its time is over: the last one goes to the other replica, as often as it takes.
+    del farm.replicas[0], farm.generating[0], farm.sent[0]
+    assert farm.placement.detach(0, died=False) == []
+    assert farm.placement.counters.deaths == 0
+    assert not farm.placement._deaths
+    finish(farm, owners_of(prompts))
+
+
+def test_what_a_client_has_generated_is_charged_to_it_in_seconds() -> None:
+    """Two clients have scores waiting; one generates beside that, and the other gets the commands then."""
+    farm = Farm(1)
+    farm.submit("c/0/1", prompts_of(1, 2, 30, 5))
+    farm.dispatch()
+    while farm.answer(0):
+        pass
+    for client in "cd":
+        items = ragged_items([np.arange(1, 40)] * 4000, [5] * 4000)
+        farm.windows[f"{client}/9/2"] = items
+        head = cut_window(items, RULES, client=client, window=9)
+        farm.placement.add_window(f"{client}/9/2", head, stream=False)
+    for _ in range(6):
+        farm.dispatch()
+        farm.answer(0)
+    farm.placement.generated(0, 100, 1000.0)
+    assert farm.placement.counters.generated_tokens == 100
+    while farm.answer(0):
+        pass
+    asked = set()
+    for _ in range(6):
+        farm.dispatch()
+        asked |= {command.window for command in farm.sent[0]}
+        farm.answer(0)
+    assert asked == {"d/9/2"}

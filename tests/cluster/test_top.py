@@ -104,7 +104,8 @@ def test_columns_that_matter_most_stay_longest() -> None:
 
 
 def test_a_label_with_markup_is_shown_as_it_is() -> None:
-    client = {"client": "c", "label": "[red]x[/red]", "windows": 0, "unfetched": 0, "silent_s": 0.0}
+    client = {"client": "c", "label": "[red]x[/red]", "windows": 0, "unfetched": 0}
+    client |= {"streams": 0, "silent_s": 0.0}
     hostile = {**RUNNING, "clients": [client], "slots": [slot(0, "up", "busy", notice="[bold]n[/bold]")]}
     text = printed(render("p", View(hostile, 10.0)))
     assert "[red]x[/red]" in text

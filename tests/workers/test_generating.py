@@ -206,6 +206,21 @@ def test_a_cancelled_request_sends_nothing_more_and_the_others_go_on(start: Star
     assert thread.status().generating == 0
 
 
+def test_a_client_that_is_gone_leaves_neither_completions_nor_ids(start: Start) -> None:
+    items: list[Item] = [([i + 1], {"max_new_tokens": 500}) for i in range(2)]
+    thread = start(token_seconds=1e-3)
+    came = threading.Event()
+    thread.outbox.on_news = lambda client: came.set()
+    thread.submit(to_generate(0, [0, 1]), prompts_of(items)).result(10)
+    assert came.wait(10)
+    thread.forget("c")
+    thread.inventory().result(10)
+    status = thread.status()
+    assert (status.generating, thread.outbox.take("c", 0)) == (0, None)
+    assert 0 < status.generated_tokens < 1000
+    assert status.generating_s > 0
+
+
 def test_an_inventory_leaves_completions_alone_unless_told_otherwise(start: Start) -> None:
     """A refused command ends its epoch; what is on its way was asked for before and goes on."""
     items: list[Item] = [([i + 1], {"max_new_tokens": 60}) for i in range(2)]
