@@ -12,30 +12,17 @@ import numpy as np
 import pytest
 import ray
 from collecting import MakePool, expected, gather
-from fake_model import expected_completion
-from generation_cases import PLAIN, Found, Item, mixed_items
+from completions import as_found, completions, fake_alone, prompt_of
+from generation_cases import Found, Item, mixed_items
 from simulated import shared_prefix_items
 from tinyloop.cluster.config import PoolConfig
-from tinyloop.cluster.generate_items import Generated, NotGenerated, Prompt, Tokens
+from tinyloop.cluster.generate_items import NotGenerated, Tokens
 from tinyloop.cluster.pool import ReplicaPool
 from tinyloop.native import GenerateRequest, load_model
 from tinyloop.native.models import default_model_path
 from tinyloop.workers.status import decode_status
 
 ENGINE = {"model_path": default_model_path(), "factory": "tinyloop.native:load_model", "max_seq_len": 256}
-
-
-def prompt_of(item: Item) -> Prompt:
-    ids, settings = item
-    return Prompt(np.array(ids, np.int32), **{"stop_ids": [], "depth": 2, "max_new_tokens": 8, **settings})
-
-
-def fake_alone(items: Sequence[Item]) -> list[Found]:
-    found = []
-    for ids, settings in items:
-        row = PLAIN | settings
-        found.append(expected_completion(np.array(ids, np.int32), row.pop("max_new_tokens"), **row))
-    return found
 
 
 def engine_alone(items: Sequence[Item]) -> list[Found]:
@@ -47,17 +34,6 @@ def engine_alone(items: Sequence[Item]) -> list[Found]:
             request = GenerateRequest(np.array(ids, np.int32), row.pop("max_new_tokens"), **row)
             found.append(as_found(model.generate([request])[0]))
     return found
-
-
-def as_found(completion: Any) -> Found:
-    columns = (completion.token_ids, completion.logprobs, completion.depths)
-    return (*(column.tolist() for column in columns), completion.finish_reason)  # type: ignore[return-value]
-
-
-def completions(results: Sequence[Generated | NotGenerated]) -> list[Found]:
-    for result in results:
-        assert isinstance(result, Generated), result
-    return [as_found(result) for result in results]
 
 
 class Read:

@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 import ray
 from collecting import expected, gather, values_of
+from completions import completions, fake_alone, prompt_of
+from generation_cases import Item
 from simulated import shared_prefix_items
 from tinyloop.cluster import registry
 from tinyloop.cluster.cli import app
@@ -23,11 +25,11 @@ from tinyloop.cluster.errors import UsageError
 from tinyloop.cluster.fleet import PoolError
 from tinyloop.cluster.named_pool import PoolDiffers, ask_status
 from tinyloop.cluster.pool import ReplicaPool
-from tinyloop.workers.status import decode_status
 from typer.testing import CliRunner
 
 NAME = "named"
 SLOW = {"row_seconds": 3e-4}
+PROMPTS: list[Item] = [([i + 1, i + 2], {"max_new_tokens": 20}) for i in range(6)]
 DEADLINE_S = 30.0
 
 
@@ -70,10 +72,12 @@ def test_two_clients_share_a_pool_that_outlives_both(config: PoolConfig) -> None
         assert gather(two, 0, items[1]) == expected(items[1])
         assert gather(one, 0, items[0]) == expected(items[0])
         assert len(one.status().clients) == 2
-        # A client reaches the replicas themselves.
-        (slot,) = one._home.up()
-        health = decode_status(ray.get(slot.actor.health.remote()))
-        assert (slot.index, slot.generation, health.state) == (0, 1, "ready")
+        # Generated ids come straight from the replicas, to each client its own.
+        with one.stream([prompt_of(item) for item in PROMPTS]) as stream:
+            next(stream)
+            assert completions(two.generate([prompt_of(item) for item in PROMPTS])) == fake_alone(PROMPTS)
+            wait_until(lambda: [client.streams for client in two.status().clients] == [1, 0])
+        wait_until(lambda: ask_status(NAME)["counters"]["generated_tokens"] > 0)
     body = ask_status(NAME)
     assert (body["clients"], [slot["verdict"] for slot in body["slots"]]) == ([], ["ready"])
     # The same again joins it; another one is told what differs.
@@ -90,7 +94,11 @@ def test_a_router_that_dies_owns_its_replicas_again_and_replaces_the_dead(config
         pool.submit(0, items)
         found = dict(value for part in pool.collect(10.0) for value in values_of(part))
         before = ask_status(NAME)
-        os.kill(before["pid"], signal.SIGKILL)
+        with pool.stream([prompt_of(item) for item in PROMPTS]) as stream:
+            next(stream)
+            os.kill(before["pid"], signal.SIGKILL)
+            ended = sum(getattr(event, "finish_reason", None) == "length" for event in stream)
+        assert ended == len(PROMPTS)
         assert gather(pool, 0, items, found) == expected(items)
         after = ask_status(NAME)
         assert after["pid"] != before["pid"]
