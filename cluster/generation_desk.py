@@ -17,8 +17,7 @@ from ..workers.status import State, Status, decode_status
 from ..workers.wire import WireError
 from .placement import Placement
 
-LOOK_S = 1.0  # between two looks at a replica that generates and owes no answer
-ANSWER_S = 2.0
+LOOK_S = 1.0  # between two looks at a replica that generates
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +64,8 @@ class GenerationDesk:
 
     def tell_cancels(self, links: dict[int, Any]) -> None:
         """Tell replicas what nobody needs any more. One that cannot be told is lost, or soon will be."""
+        if not self._placement.cancels:
+            return
         cancels, self._placement.cancels = self._placement.cancels, []
         for slot, link in links.items():
             if owners := [owner for at, owner in cancels if at == slot]:
@@ -89,8 +90,9 @@ class GenerationDesk:
                 task.add_done_callback(self._looks.discard)
 
     async def _look(self, link: Link) -> None:
+        answer_s = self._placement.rules.hang_floor_s
         try:
-            status = decode_status(await asyncio.wait_for(link.actor.health.remote(), ANSWER_S))
+            status = decode_status(await asyncio.wait_for(link.actor.health.remote(), answer_s))
         except (TimeoutError, ray.exceptions.RayError, WireError) as error:
             self._lose(link, f"it generates and does not say how it is: {type(error).__name__}")
             return

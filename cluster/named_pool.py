@@ -205,16 +205,17 @@ def _silent(name: str, error: Exception) -> str:
 
 
 def _wait_until_up(router: Any, name: str, timeout_s: float) -> None:
-    # The router finds a late replica at the same moment, and says what it waited for.
-    deadline_s = time.monotonic() + timeout_s + LATE_S
+    deadline_s = time.monotonic() + timeout_s
     while True:
         slots = _status_of(router, name)["slots"]
         if slots and all(slot["state"] == "up" for slot in slots):
             return
         failed = next((slot for slot in slots if slot["verdict"].startswith("failed")), None)
-        if failed is not None or time.monotonic() > deadline_s:
+        late = next((slot["trouble"] for slot in slots if slot["trouble"]), "")
+        over_s = time.monotonic() - deadline_s
+        # The router finds a late replica at the same moment, and says then what it waited for.
+        if failed is not None or over_s > LATE_S or (late and over_s > 0):
             states = ", ".join(f"{slot['slot']} {slot['verdict']}" for slot in slots)
-            late = next((slot["trouble"] for slot in slots if slot["trouble"]), "")
             reason = failed["trouble"] if failed is not None else late or f"not ready in {timeout_s} s"
             raise PoolError(f"pool {name!r} did not come up: {reason} (replicas: {states})")
         time.sleep(UP_POLL_S)

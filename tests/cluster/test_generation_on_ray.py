@@ -165,7 +165,7 @@ def test_a_replica_that_is_killed_in_the_middle_loses_and_doubles_no_id(make_poo
 def test_a_killed_router_and_then_a_frozen_replica_lose_and_double_no_id(make_pool: MakePool) -> None:
     """A frozen replica owes no answer to any command here, so that nothing but a look at it tells."""
     items: list[Item] = [([i + 1], {"max_new_tokens": 100}) for i in range(10)]
-    pool = make_pool(1, {"token_seconds": 5e-3})
+    pool = make_pool(1, {"token_seconds": 5e-3}, hang_floor_s=2.0)
     for victim, sign, deaths in (
         (pool._router_pid, signal.SIGKILL, 0),
         (replica_pid(pool), signal.SIGSTOP, 1),
