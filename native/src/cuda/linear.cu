@@ -6,6 +6,7 @@
 #include "cuda/linear.h"
 #include "cuda/linear_fp32.h"
 #include "cuda/products.h"
+#include "cuda/row_map.h"
 
 namespace tinyloop::cuda {
 
@@ -173,14 +174,28 @@ void linear_narrow(cudaStream_t stream, const LinearCall& call, const LinearCont
 
 bool takes_warpgroups(const LinearCall& call, const LinearContext& context) {
   if (!context.warpgroups || context.fp32 || context.parts != 1) return false;
-  // Blocks of up to 8 rows form their input; a pair's may stand where others store their output.
-  if (call.input.kind == InputKind::kPair) return false;
-  if (call.rows > 8 && call.input.kind != InputKind::kRows) return false;
-  return kernels_of(call.weight.kind).warpgroup_shared(call, context) <= context.shared_limit;
+  if (call.input.kind != InputKind::kRows) return false;
+  if (!can_map_rows(call.input.rows, call.input.stride)) return false;
+  const WarpgroupPlan plan = kernels_of(call.weight.kind).warpgroup_plan(call, context);
+  return plan.shared_bytes <= context.shared_limit;
 }
 
 void linear_warpgroups(cudaStream_t stream, const LinearCall& call, const LinearContext& context) {
   kernels_of(call.weight.kind).warpgroup(stream, call, context);
+}
+
+bool takes_fed(const LinearCall& call, const LinearContext& context) {
+  if (!context.warpgroups || context.fp32 || context.parts != 1) return false;
+  // Blocks of up to 8 rows form their input; a pair's may stand where others store their output.
+  if (call.input.kind == InputKind::kPair) return false;
+  if (call.rows > 8 && call.input.kind != InputKind::kRows) return false;
+  if (call.rows > 8 && !can_map_rows(call.input.rows, call.input.stride)) return false;
+  const WarpgroupPlan plan = kernels_of(call.weight.kind).fed_plan(call, context);
+  return plan.shared_bytes <= context.shared_limit;
+}
+
+void linear_fed(cudaStream_t stream, const LinearCall& call, const LinearContext& context) {
+  kernels_of(call.weight.kind).fed(stream, call, context);
 }
 
 void linear_tiled(cudaStream_t stream, const LinearCall& call, const LinearContext& context,
@@ -231,9 +246,7 @@ void linear(cudaStream_t stream, const LinearCall& call, const LinearContext& co
   if (call.rows == 0) return;
   // Up to 8 rows: a warp to each tile's chain was faster than a warpgroup to four at every shape.
   if (takes_narrow(call, context)) return linear_narrow(stream, call, context);
-  if (call.rows <= 8 && takes_warpgroups(call, context)) {
-    return linear_warpgroups(stream, call, context);
-  }
+  if (call.rows <= 8 && takes_fed(call, context)) return linear_fed(stream, call, context);
   if (call.input.kind == InputKind::kRows) return multiply_rows(stream, call, context);
 
   const int64_t inputs = call.weight.inputs;

@@ -4,8 +4,10 @@
 #include <algorithm>
 #include <atomic>
 
+#include "cuda/fed.cuh"
 #include "cuda/narrow.cuh"
 #include "cuda/products.h"
+#include "cuda/row_map.h"
 #include "cuda/tiled.cuh"
 #include "cuda/warpgroup.cuh"
 #include "cuda/warpgroup_plan.h"
@@ -183,56 +185,43 @@ void tiled(cudaStream_t stream, const LinearCall& call, const LinearContext& con
 // ---- warpgroups -------------------------------------------------------------------------------
 
 template <TensorKind kKind>
-WarpgroupPlan warpgroup_plan_of(const LinearCall& call, const LinearContext& context) {
+WarpgroupWork warpgroup_work(const LinearCall& call) {
   const DeviceWeight& w = call.weight;
   WarpgroupWork work;
   work.tiles = weight_tiles(w.outputs);
   work.slabs = static_cast<int>(weight_slabs(w.inputs));
   work.slab_bytes = slab_bytes_of<kKind>(w);
   work.rows = call.rows;
-  work.resident_threads = resident_threads(kKind, static_cast<int>(w.group));
   work.halves = kKind == TensorKind::kF16;
-  return warpgroup_plan(work, context.multiprocessors, context.shared_limit);
-}
-
-// use(rows of a block, whether they are streamed), both as types.
-template <typename Use>
-auto with_warpgroup_rows(int rows, Use use) {
-  using std::false_type, std::true_type;
-  switch (rows) {
-    case 8:
-      return use(std::integral_constant<int, 8>{}, false_type{});
-    case 16:
-      return use(std::integral_constant<int, 16>{}, true_type{});
-    case 32:
-      return use(std::integral_constant<int, 32>{}, true_type{});
-    default:
-      return use(std::integral_constant<int, 64>{}, true_type{});
-  }
+  return work;
 }
 
 template <TensorKind kKind>
-size_t warpgroup_shared(const LinearCall& call, const LinearContext& context) {
-  return warpgroup_plan_of<kKind>(call, context).shared_bytes;
+WarpgroupPlan warpgroup_plan_of(const LinearCall& call, const LinearContext& context) {
+  return warpgroup_plan(warpgroup_work<kKind>(call), context.multiprocessors, context.shared_limit);
 }
-
-template <TensorKind kKind, int kGroup>
-void launch_warpgroup(cudaStream_t stream, const WarpgroupArguments& args, int rows,
-                      const Grid& grid) {
-  with_warpgroup_rows(rows, [&](auto n, auto streams) {
-    static std::atomic<uint64_t> devices_done{0};
-    const auto kernel =
-        warpgroup_kernel<kKind, kGroup, decltype(n)::value, decltype(streams)::value>;
-    allow_shared(kernel, devices_done);
-    launch(stream, grid, kernel, args);
-  });
-}
-
 template <TensorKind kKind>
-void warpgroup(cudaStream_t stream, const LinearCall& call, const LinearContext& context) {
-  const WarpgroupPlan plan = warpgroup_plan_of<kKind>(call, context);
+WarpgroupPlan fed_plan_of(const LinearCall& call, const LinearContext& context) {
+  return fed_plan(warpgroup_work<kKind>(call), context.multiprocessors, context.shared_limit);
+}
+
+inline Grid warpgroup_grid(const WarpgroupPlan& plan) {
+  Grid grid;
+  grid.blocks = dim3(static_cast<unsigned>(plan.blocks));
+  grid.threads = static_cast<unsigned>(plan.threads);
+  grid.shared_bytes = plan.shared_bytes;
+  return grid;
+}
+
+inline CUtensorMap map_of(const LinearCall& call, const WarpgroupPlan& plan) {
+  return map_rows(call.input.rows, call.input.stride, call.weight.inputs, call.rows, plan.rows);
+}
+
+// What both kinds of arguments have.
+template <typename Arguments>
+Arguments warpgroup_arguments(const LinearCall& call, const WarpgroupPlan& plan) {
+  Arguments args{};
   const DeviceWeight& w = call.weight;
-  WarpgroupArguments args{};
   args.data = w.data;
   args.outputs = w.outputs;
   args.inputs = w.inputs;
@@ -244,27 +233,68 @@ void warpgroup(cudaStream_t stream, const LinearCall& call, const LinearContext&
   args.stages = plan.stages;
   args.row_blocks = plan.row_blocks;
   args.items = plan.items;
-  args.aligned =
-      reinterpret_cast<uintptr_t>(call.input.rows) % 16 == 0 && call.input.stride % 8 == 0;
-  args.input = call.input;
   args.output = call.output;
-  Grid grid;
-  grid.blocks = dim3(static_cast<unsigned>(plan.blocks));
-  grid.threads = static_cast<unsigned>(plan.threads);
-  grid.shared_bytes = plan.shared_bytes;
+  return args;
+}
+
+// use(the weight's group as a type).
+template <TensorKind kKind, typename Use>
+void with_group(int64_t group, Use use) {
   if constexpr (kKind == TensorKind::kF16) {
-    launch_warpgroup<kKind, 0>(stream, args, plan.rows, grid);
+    use(std::integral_constant<int, 0>{});
   } else {
-    if (w.group == 32) return launch_warpgroup<kKind, 32>(stream, args, plan.rows, grid);
-    if (w.group == 64) return launch_warpgroup<kKind, 64>(stream, args, plan.rows, grid);
-    launch_warpgroup<kKind, 128>(stream, args, plan.rows, grid);
+    if (group == 32) return use(std::integral_constant<int, 32>{});
+    if (group == 64) return use(std::integral_constant<int, 64>{});
+    use(std::integral_constant<int, 128>{});
   }
+}
+
+template <TensorKind kKind, int kGroup, int kRows>
+void launch_warpgroup(cudaStream_t stream, const WarpgroupArguments& args, const Grid& grid) {
+  static std::atomic<uint64_t> devices_done{0};
+  allow_shared(warpgroup_kernel<kKind, kGroup, kRows>, devices_done);
+  launch(stream, grid, warpgroup_kernel<kKind, kGroup, kRows>, args);
+}
+
+template <TensorKind kKind>
+void warpgroup(cudaStream_t stream, const LinearCall& call, const LinearContext& context) {
+  const WarpgroupPlan plan = warpgroup_plan_of<kKind>(call, context);
+  auto args = warpgroup_arguments<WarpgroupArguments>(call, plan);
+  args.map = map_of(call, plan);
+  const Grid grid = warpgroup_grid(plan);
+  with_group<kKind>(call.weight.group, [&](auto g) {
+    if (plan.rows == 16) return launch_warpgroup<kKind, g.value, 16>(stream, args, grid);
+    if (plan.rows == 32) return launch_warpgroup<kKind, g.value, 32>(stream, args, grid);
+    launch_warpgroup<kKind, g.value, 64>(stream, args, grid);
+  });
+}
+
+template <TensorKind kKind, int kGroup, int kRows>
+void launch_fed(cudaStream_t stream, const FedArguments& args, const Grid& grid) {
+  static std::atomic<uint64_t> devices_done{0};
+  allow_shared(fed_kernel<kKind, kGroup, kRows>, devices_done);
+  launch(stream, grid, fed_kernel<kKind, kGroup, kRows>, args);
+}
+
+template <TensorKind kKind>
+void fed(cudaStream_t stream, const LinearCall& call, const LinearContext& context) {
+  const WarpgroupPlan plan = fed_plan_of<kKind>(call, context);
+  auto args = warpgroup_arguments<FedArguments>(call, plan);
+  args.packed_stages = plan.packed_stages;
+  args.input = call.input;
+  if (plan.rows > kResidentRows) args.map = map_of(call, plan);
+  const Grid grid = warpgroup_grid(plan);
+  with_group<kKind>(call.weight.group, [&](auto g) {
+    if (plan.rows == 8) return launch_fed<kKind, g.value, 8>(stream, args, grid);
+    if (plan.rows == 16) return launch_fed<kKind, g.value, 16>(stream, args, grid);
+    launch_fed<kKind, g.value, 32>(stream, args, grid);
+  });
 }
 
 template <TensorKind kKind>
 constexpr KindKernels kind_kernels() {
-  return {narrow_shared<kKind>, tiled_shared<kKind>,     narrow<kKind>,
-          tiled<kKind>,         warpgroup_shared<kKind>, warpgroup<kKind>};
+  return {narrow_shared<kKind>,     tiled_shared<kKind>, narrow<kKind>,      tiled<kKind>,
+          warpgroup_plan_of<kKind>, warpgroup<kKind>,    fed_plan_of<kKind>, fed<kKind>};
 }
 
 }  // namespace tinyloop::cuda

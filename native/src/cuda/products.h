@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/linear.h"
+#include "cuda/warpgroup_plan.h"
 
 namespace tinyloop::cuda {
 
@@ -14,10 +15,12 @@ struct KindKernels {
   void (*narrow)(cudaStream_t stream, const LinearCall& call, const LinearContext& context);
   void (*tiled)(cudaStream_t stream, const LinearCall& call, const LinearContext& context,
                 TileShape shape);
-  // By warpgroups (sm_90a), for parts = 1: up to 8 rows of any input but a pair, or any number of
-  // rows of activations.
-  size_t (*warpgroup_shared)(const LinearCall& call, const LinearContext& context);
+  // By warpgroups (sm_90a), for parts = 1: any number of rows of activations, dequantized in
+  // registers or fed; fed, up to 8 rows of any input but a pair.
+  WarpgroupPlan (*warpgroup_plan)(const LinearCall& call, const LinearContext& context);
   void (*warpgroup)(cudaStream_t stream, const LinearCall& call, const LinearContext& context);
+  WarpgroupPlan (*fed_plan)(const LinearCall& call, const LinearContext& context);
+  void (*fed)(cudaStream_t stream, const LinearCall& call, const LinearContext& context);
 };
 
 extern const KindKernels kQ4Kernels;

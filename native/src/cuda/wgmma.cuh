@@ -2,6 +2,7 @@
 // report to barriers in shared memory.
 #pragma once
 
+#include <cuda.h>
 #include <cuda_runtime.h>
 
 #include <cstdint>
@@ -49,12 +50,29 @@ __device__ __forceinline__ void wait_for_phase(uint32_t barrier, uint32_t parity
   }
 #endif
 }
+// An arrival; the phase is over when so many bytes have come, too.
+__device__ __forceinline__ void expect_bytes(uint32_t barrier, int bytes) {
+#ifdef TINYLOOP_WARPGROUPS
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
+#endif
+}
+// The box of a map that begins at `input` of row `row`; its bytes must be expected.
+__device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap& map, int input, int row,
+                                         uint32_t barrier) {
+#ifdef TINYLOOP_WARPGROUPS
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], "
+      "[%1, {%2, %3}], [%4];" ::"r"(to),
+      "l"(reinterpret_cast<uint64_t>(&map)), "r"(input), "r"(row), "r"(barrier)
+      : "memory");
+#endif
+}
 // One thread's copy of a multiple of 16 bytes; it is the barrier's one arrival of this phase.
 __device__ __forceinline__ void copy_bulk(uint32_t to, const void* from, int bytes,
                                           uint32_t barrier) {
 #ifdef TINYLOOP_WARPGROUPS
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
-               : "memory");
+  expect_bytes(barrier, bytes);
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
           "r"(to),

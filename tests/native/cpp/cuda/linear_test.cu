@@ -4,17 +4,20 @@
 //
 // From the repository's root, by bash, with a folder OUT, on a machine with an sm_90a device; the
 // files are compiled side by side:
-//   C='nvcc -std=c++20 -O3 -gencode=arch=compute_90a,code=sm_90a -I native/src -I native/include'
+//   C='nvcc -std=c++20 -O3 -gencode=arch=compute_90a,code=sm_90a -DTINYLOOP_SM90A -I native/src'
+//   C="$C -I native/include"
 //   P=native/src/cuda; T=tests/native/cpp/cuda/linear_test.cu
 //   ls $P/{weight,linear,linear_fp32,warpgroup_plan,products_q4,products_q8,products_f16}.cu
-//   $P/cublas_lt.cc $T
+//   $P/{cublas_lt,row_map}.cc $T
 //     | xargs -P 8 -I F sh -c "$C -c F -o OUT/\$(basename F).o"
 //   nvcc OUT/*.o -ldl -o OUT/linear_test && OUT/linear_test [FOLDER with the nvidia wheels]
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
+#include <csignal>
 #include <cstdio>
 #include <cstring>
 #include <functional>
@@ -34,6 +37,19 @@ using namespace tinyloop::cuda;
 namespace {
 
 int failures = 0, checks = 0;
+
+// A kernel that waits for what never comes would wait for ever: after so many seconds the program
+// says where it was and ends.
+constexpr unsigned kMostSeconds = 150;
+char where[256] = "";
+void entering(const std::string& what) { std::snprintf(where, sizeof where, "%s", what.c_str()); }
+void give_up(int) {
+  constexpr char kText[] = "STOPPED, it takes too long: ";
+  (void)!write(1, kText, sizeof kText - 1);
+  (void)!write(1, where, std::strlen(where));
+  (void)!write(1, "\n", 1);
+  _exit(3);
+}
 
 void expect(bool right, const std::string& what) {
   if (!right) ++failures;
@@ -227,7 +243,7 @@ struct Shape {
   int64_t outputs, inputs;
 };
 
-constexpr int64_t kRowCounts[] = {1, 2, 3, 7, 8, 9, 16, 17, 33, 64, 65, 128, 129, 300};
+constexpr int64_t kRowCounts[] = {1, 2, 3, 7, 8, 9, 16, 17, 31, 33, 64, 65, 100, 128, 129, 300};
 constexpr int64_t kMostRows = 300;
 constexpr TileShape kTileShapes[] = {TileShape::k128x128, TileShape::k128x64, TileShape::k64x32,
                                      TileShape::k64x16, TileShape::k32x16};
@@ -328,6 +344,12 @@ void check_paths(const std::string& name, const LoadedWeight& loaded, const Host
       linear_warpgroups(nullptr, call(count, 0, out), context);
       against(count, "warpgroups");
     }
+    if (takes_fed(call(count, 0, out), context)) {
+      entering(name + ", " + std::to_string(count) + " rows, fed");
+      out.poison();
+      linear_fed(nullptr, call(count, 0, out), context);
+      against(count, "fed");
+    }
     if (count <= 16) {  // blocks of 8 rows side by side
       out.poison();
       linear_narrow(nullptr, call(count, 0, out), context);
@@ -346,6 +368,8 @@ void check_paths(const std::string& name, const LoadedWeight& loaded, const Host
   report(error < 1e-3 && same, name + line);
 }
 
+using Path = void (*)(cudaStream_t, const LinearCall&, const LinearContext&);
+
 // Rounded and added results from the accumulated ones.
 void check_outputs(const std::string& name, const LoadedWeight& loaded, const HostWeight& host,
                    const LinearContext& context) {
@@ -355,34 +379,39 @@ void check_outputs(const std::string& name, const LoadedWeight& loaded, const Ho
   linear(nullptr, rows_call(loaded.weight, x.get(), k, most, OutputKind::kFloat, sums.get(), n),
          context);
   const std::vector<float> wanted = sums.read();
-  bool right = true;
-  for (const int64_t rows : {1, 8, 9, 40, 129}) {
+  const auto right = [&](Path path, int64_t rows) {
     Device<__half> halves(static_cast<size_t>(rows * stride));
     halves.poison();
-    linear(
-        nullptr,
-        rows_call(loaded.weight, x.get(), k, rows, OutputKind::kActivations, halves.get(), stride),
-        context);
+    path(nullptr,
+         rows_call(loaded.weight, x.get(), k, rows, OutputKind::kActivations, halves.get(), stride),
+         context);
     const std::vector<__half> rounded = halves.read();
     std::vector<float> state(static_cast<size_t>(rows * n));
     for (size_t i = 0; i < state.size(); ++i) state[i] = static_cast<float>(i % 97) * 0.37f - 9.0f;
     Device<float> added(state);
-    linear(nullptr, rows_call(loaded.weight, x.get(), k, rows, OutputKind::kAdd, added.get(), n),
-           context);
+    path(nullptr, rows_call(loaded.weight, x.get(), k, rows, OutputKind::kAdd, added.get(), n),
+         context);
     const std::vector<float> sum = added.read();
     for (int64_t r = 0; r < rows; ++r) {
       for (int64_t c = 0; c < stride; ++c) {
         const uint16_t bits = __half_as_ushort(rounded[static_cast<size_t>(r * stride + c)]);
-        if (c >= n) {
-          right = right && bits == 0xFFFF;  // untouched
-          continue;
-        }
+        if (c >= n && bits == 0xFFFF) continue;  // untouched
+        if (c >= n) return false;
         const auto at = static_cast<size_t>(r * n + c);
-        right = right && bits == half_bits(wanted[at]) && sum[at] == state[at] + wanted[at];
+        if (bits != half_bits(wanted[at]) || sum[at] != state[at] + wanted[at]) return false;
       }
     }
+    return true;
+  };
+  for (const int64_t rows : {1, 8, 9, 40, 129}) {
+    const std::string what = name + ", " + std::to_string(rows) + " rows: rounded and added, ";
+    const LinearCall call =
+        rows_call(loaded.weight, x.get(), k, rows, OutputKind::kFloat, nullptr, n);
+    report(right(linear, rows), what + "linear");
+    if (takes_warpgroups(call, context))
+      report(right(linear_warpgroups, rows), what + "warpgroups");
+    if (takes_fed(call, context)) report(right(linear_fed, rows), what + "fed");
   }
-  report(right, name + ": rounded and added outputs");
 }
 
 // Every kind of input: formed inside the product or before it, and what it should be.
@@ -468,6 +497,13 @@ void check_inputs(const std::string& name, const LoadedWeight& loaded, const Hos
            rows_call(loaded.weight, formed.get(), stride, most, OutputKind::kFloat, base.get(), n),
            context);
     std::string miss;
+    const auto against = [&](int64_t count, const char* path) {
+      const Difference d = compare(out.get(), n, base.get(), n, count, n);
+      right = right && d.count == 0;
+      if (d.count == 0) return;
+      miss +=
+          std::string(" ") + path + ", " + std::to_string(count) + " rows " + words(d, count * n);
+    };
     // Little scratch: the rows beyond its block follow in another.
     const LinearContext whole = context;
     LinearContext blocks = context;
@@ -480,9 +516,11 @@ void check_inputs(const std::string& name, const LoadedWeight& loaded, const Hos
             rows_call(loaded.weight, nullptr, 0, count, OutputKind::kFloat, out.get(), n);
         call.input = input;
         linear(nullptr, call, with);
-        const Difference d = compare(out.get(), n, base.get(), n, count, n);
-        right = right && d.count == 0;
-        if (d.count != 0) miss += " " + std::to_string(count) + " rows " + words(d, count * n);
+        against(count, "linear");
+        if (!takes_fed(call, with)) continue;
+        out.poison();
+        linear_fed(nullptr, call, with);
+        against(count, "fed");
       }
     }
     char line[64];
@@ -546,8 +584,9 @@ void check_fp32(const std::string& name, const Format& format, const HostWeight&
 
 void check_shapes(const LinearContext& context) {
   for (const Format& format : kFormats) {
-    for (const Shape& shape : {Shape{16, 40}, Shape{48, 72}, Shape{96, 100}, Shape{40, 96},
-                               Shape{72, 48}, Shape{200, 384}, Shape{256, 1416}}) {
+    for (const Shape& shape :
+         {Shape{16, 40}, Shape{48, 72}, Shape{96, 100}, Shape{40, 96}, Shape{72, 48},
+          Shape{80, 576}, Shape{200, 384}, Shape{256, 1416}, Shape{48, 5280}}) {
       const HostWeight host = make_weight(format, shape.outputs, shape.inputs, 1);
       const auto loaded = load(format, host, false);
       const std::string name = std::string(format.name) + " " + std::to_string(shape.outputs) +
@@ -563,7 +602,7 @@ void check_shapes(const LinearContext& context) {
         check_inputs(name, *loaded, host, context);
         check_fp32(name, format, host, context);
       }
-      if (shape.inputs >= 384) {
+      if (shape.inputs >= 384 && shape.inputs < 5280) {
         LinearContext four = context;
         four.parts = 4;
         check_paths(name + ", 4 parts", *loaded, host, four, 0);
@@ -606,6 +645,13 @@ __global__ void fill_halves(__half* to, int64_t count, float mean, float scale, 
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count;
        i += step)
     to[i] = __float2half(mean + scale * normal_of(static_cast<uint64_t>(i) + seed));
+}
+
+__global__ void fill_floats(float* to, int64_t count, float mean, float scale, uint64_t seed) {
+  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count;
+       i += step)
+    to[i] = mean + scale * normal_of(static_cast<uint64_t>(i) + seed);
 }
 
 void fill(Device<__half>& to, float mean, float scale, uint64_t seed) {
@@ -689,17 +735,21 @@ void experiment(const Named& shape, const DeviceWeight& w, const LinearContext& 
                              std::to_string(rows) + " rows from " + std::to_string(first) + ": " +
                              words(d, rows * n));
   };
-  for (const int64_t rows : {1, 7, 8, 16, 33, 64, 127, 128, 129, 255, 256, 300, 1000, 2047}) {
+  for (const int64_t rows :
+       {1, 2, 7, 8, 9, 16, 17, 31, 33, 64, 65, 100, 128, 129, 256, 300, 1000, 2047}) {
     start(out);
     linear_wide(nullptr, call(rows, 0, out), context);
     note("cuBLASLt", rows, 0);
     start(out);
     linear(nullptr, call(rows, 0, out), context);
     note("linear", rows, 0);
-    if (!takes_warpgroups(call(rows, 0, out), context)) continue;
     start(out);
     linear_warpgroups(nullptr, call(rows, 0, out), context);
     note("warpgroups", rows, 0);
+    entering(std::string(shape.name) + ", fed, " + std::to_string(rows) + " rows");
+    start(out);
+    linear_fed(nullptr, call(rows, 0, out), context);
+    note("fed", rows, 0);
   }
   start(out);
   linear_wide(nullptr, call(300, 129, out), context);
@@ -711,8 +761,8 @@ void experiment(const Named& shape, const DeviceWeight& w, const LinearContext& 
   for (int64_t r = 0; r < 16; ++r) linear_narrow(nullptr, call(1, r, out), context);
   note("narrow one by one", 16, 0);
   start(out);
-  for (int64_t r = 0; r < 16; ++r) linear_warpgroups(nullptr, call(1, r, out), context);
-  note("warpgroups one by one", 16, 0);
+  for (int64_t r = 0; r < 16; ++r) linear_fed(nullptr, call(1, r, out), context);
+  note("fed one by one", 16, 0);
 }
 
 void experiments(LinearContext context) {
@@ -773,14 +823,14 @@ double replay(const std::function<void(cudaStream_t)>& work) {
   check(cudaEventCreate(&before), "create an event");
   check(cudaEventCreate(&after), "create an event");
   std::vector<float> times;
-  for (int i = 0; i < 14; ++i) {
+  for (int i = 0; i < 9; ++i) {
     check(cudaEventRecord(before, stream), "record");
     check(cudaGraphLaunch(exec, stream), "replay");
     check(cudaEventRecord(after, stream), "record");
     check(cudaStreamSynchronize(stream), "replay");
     float ms = 0.0f;
     check(cudaEventElapsedTime(&ms, before, after), "time");
-    if (i >= 3) times.push_back(ms * 1000.0f);
+    if (i >= 2) times.push_back(ms * 1000.0f);
   }
   std::sort(times.begin(), times.end());
   cudaEventDestroy(before);
@@ -790,7 +840,7 @@ double replay(const std::function<void(cudaStream_t)>& work) {
   return times[times.size() / 2];
 }
 
-constexpr int kNodes = 50;
+constexpr int kNodes = 200;
 
 struct SpeedBuffers {
   Device<__half> x, gates;
@@ -803,8 +853,8 @@ struct SpeedBuffers {
         out(static_cast<size_t>(128 * shape.outputs)) {
     fill(x, 0.0f, 1.0f, 5);
     fill(gates, 0.0f, 1.0f, 6);
-    check(cudaMemset(state.get(), 0x3D, state.bytes()), "set a state");
-    check(cudaMemset(norm.get(), 0x3D, norm.bytes()), "set a norm");
+    fill_floats<<<1024, 256>>>(state.get(), 128 * shape.inputs, 0.0f, 2.0f, 7);
+    fill_floats<<<1024, 256>>>(norm.get(), shape.inputs, 1.0f, 0.2f, 8);
     check(cudaMemset(out.get(), 0, out.bytes()), "clear");
   }
   LinearCall call(const Named& shape, const DeviceWeight& w, int64_t rows, InputKind kind) const {
@@ -825,46 +875,116 @@ size_t copies_of(size_t bytes) {
   return std::min<size_t>(kNodes, std::max<size_t>(2, (size_t{600} << 20) / bytes + 1));
 }
 
-void few_rows_speeds(LinearContext context) {
+// ---- our own kernels against each other on the models' shapes ----------------------------------
+
+struct NamedPath {
+  const char* name;
+  Path run;
+  bool (*takes)(const LinearCall& call, const LinearContext& context);
+};
+constexpr NamedPath kPaths[] = {
+    {"narrow", linear_narrow, takes_narrow},
+    {"tiled",
+     [](cudaStream_t stream, const LinearCall& call, const LinearContext& context) {
+       linear_tiled(stream, call, context);
+     },
+     [](const LinearCall& call, const LinearContext&) {
+       return call.input.kind == InputKind::kRows;
+     }},
+    {"warpgroups", linear_warpgroups, takes_warpgroups},
+    {"fed", linear_fed, takes_fed}};
+constexpr InputKind kFormedKinds[] = {InputKind::kRows, InputKind::kState, InputKind::kGateUp};
+
+// Every path at every number of rows against tiles of 128 rows, or up to 8 rows of a formed input
+// against the narrow kernel.
+void check_models(const LinearContext& context) {
+  constexpr int64_t kMost = 128;
+  for (const Format& format : {kFormats[4], kFormats[2], kFormats[7], kFormats[1]}) {
+    for (const Named& shape : kModel) {
+      const auto big = make_big(format, shape.outputs, shape.inputs, 1);
+      const SpeedBuffers buffers(shape);
+      const int64_t n = shape.outputs;
+      Device<float> base(static_cast<size_t>(kMost * n)), out(static_cast<size_t>(kMost * n));
+      const auto call = [&](int64_t rows, InputKind kind, Device<float>& to) {
+        LinearCall call = buffers.call(shape, big->first, rows, kind);
+        call.output = {OutputKind::kFloat, to.get(), n};
+        return call;
+      };
+      std::string miss;
+      for (const InputKind kind : kFormedKinds) {
+        base.poison();
+        if (kind == InputKind::kRows) {
+          linear_tiled(nullptr, call(kMost, kind, base), context, TileShape::k128x64);
+        } else {
+          linear_narrow(nullptr, call(8, kind, base), context);
+        }
+        for (const int64_t rows : {1, 2, 7, 8, 9, 16, 17, 31, 33, 64, 65, 100, 128}) {
+          if (kind != InputKind::kRows && rows > 8) break;
+          for (const NamedPath& path : kPaths) {
+            if (!path.takes(call(rows, kind, out), context)) continue;
+            const std::string what = std::string(path.name) + " of kind " +
+                                     std::to_string(static_cast<int>(kind)) + ", " +
+                                     std::to_string(rows) + " rows";
+            entering(std::string(format.name) + " " + shape.name + ", " + what);
+            out.poison();
+            path.run(nullptr, call(rows, kind, out), context);
+            const Difference d = compare(out.get(), n, base.get(), n, rows, n);
+            if (d.count != 0) miss += "; " + what + ": " + words(d, rows * n);
+          }
+        }
+      }
+      report(miss.empty(), std::string(format.name) + " " + shape.name + miss);
+    }
+  }
+}
+
+void path_speeds(LinearContext context) {
   context.cublas_lt = nullptr;
   std::printf(
-      "\nmicroseconds a node, %d nodes in a graph, weights from memory; in brackets at "
-      "4,300 GB/s\n",
+      "\nmicroseconds a node, %d nodes in a graph, weights from memory; in brackets at 4,300 "
+      "GB/s\n",
       kNodes);
   for (const Format& format : {kFormats[4], kFormats[7], kFormats[1]}) {
-    for (const Named& shape : kModel) {
+    for (size_t s = 0; s < 4; ++s) {
+      const Named& shape = kModel[s];
       const size_t bytes =
           weight_bytes(format.kind, shape.outputs, shape.inputs, format.group, false);
       const size_t copies = copies_of(bytes);
       const auto big = make_big(format, shape.outputs, shape.inputs, copies);
       const SpeedBuffers buffers(shape);
-      const auto time = [&](int64_t rows, InputKind kind, bool narrow) {
-        return replay([&](cudaStream_t stream) {
-                 for (size_t i = 0; i < kNodes; ++i) {
-                   const LinearCall call = buffers.call(shape, big->at(i % copies), rows, kind);
-                   if (narrow) {
-                     linear_narrow(stream, call, context);
-                   } else {
-                     linear(stream, call, context);
-                   }
-                 }
-               }) /
-               kNodes;
-      };
-      std::printf("%-7s %.8s (%4.1f)", format.name, shape.name,
+      std::printf("%-7s %.8s (%4.1f)\n", format.name, shape.name,
                   static_cast<double>(bytes) / 4300.0 * 1e-3);
-      for (const int64_t rows : {1, 2, 4, 8, 16, 32, 64, 128}) {
-        std::printf(" %ld:%5.1f", static_cast<long>(rows), time(rows, InputKind::kRows, false));
+      for (const NamedPath& path : kPaths) {
+        std::printf("  %-10s", path.name);
+        const auto time = [&](const char* name, int64_t rows, InputKind kind) {
+          if (!path.takes(buffers.call(shape, big->first, rows, kind), context)) return;
+          if (path.run == kPaths[1].run && rows < 64) return;  // never the faster one
+          entering(std::string("speed of ") + format.name + " " + shape.name + ", " + path.name +
+                   ", " + std::to_string(rows) + " rows");
+          const double taken = replay([&](cudaStream_t stream) {
+            for (size_t i = 0; i < kNodes; ++i) {
+              path.run(stream, buffers.call(shape, big->at(i % copies), rows, kind), context);
+            }
+          });
+          std::printf("  %s%ld:%6.2f", name, static_cast<long>(rows), taken / kNodes);
+        };
+        for (const int64_t rows : {1, 2, 8, 16, 32, 64, 128}) {
+          if (s == 0 || format.kind == TensorKind::kQ4 || rows == 1 || rows == 64) {
+            time("", rows, InputKind::kRows);
+          }
+        }
+        time("norm ", 1, InputKind::kState);
+        time("norm ", 8, InputKind::kState);
+        time("silu ", 1, InputKind::kGateUp);
+        time("silu ", 8, InputKind::kGateUp);
+        std::printf("\n");
       }
-      std::printf(" norm%5.1f silu%5.1f norm8%5.1f old%5.1f\n", time(1, InputKind::kState, false),
-                  time(1, InputKind::kGateUp, false), time(8, InputKind::kState, false),
-                  time(1, InputKind::kRows, true));
     }
   }
 }
 
 // qkv, o, gate_up and down, one after the other, as a layer has them.
-void layer_speeds(LinearContext context) {
+void layer_speeds(LinearContext context, const char* name, Path path) {
   context.cublas_lt = nullptr;
   for (const Format& format : {kFormats[4], kFormats[7], kFormats[1]}) {
     std::vector<std::unique_ptr<BigWeights>> weights;
@@ -874,16 +994,15 @@ void layer_speeds(LinearContext context) {
       weights.push_back(make_big(format, kModel[i].outputs, kModel[i].inputs, kLayers));
       buffers.push_back(std::make_unique<SpeedBuffers>(kModel[i]));
     }
-    std::printf("%-7s qkv o gate_up down, a layer:", format.name);
-    for (const int64_t rows : {1, 8, 32, 64}) {
+    std::printf("%-7s qkv o gate_up down, a layer, %s:", format.name, name);
+    for (const int64_t rows : {1, 8, 16, 32, 64, 128}) {
       const auto layers = [&](cudaStream_t stream) {
         constexpr InputKind kKinds[] = {InputKind::kState, InputKind::kRows, InputKind::kState,
                                         InputKind::kGateUp};
         for (size_t i = 0; i < kLayers * 4; ++i) {
-          linear(
-              stream,
-              buffers[i % 4]->call(kModel[i % 4], weights[i % 4]->at(i / 4), rows, kKinds[i % 4]),
-              context);
+          const InputKind kind = rows > 8 ? InputKind::kRows : kKinds[i % 4];
+          path(stream, buffers[i % 4]->call(kModel[i % 4], weights[i % 4]->at(i / 4), rows, kind),
+               context);
         }
       };
       std::printf(" %ld:%6.1f", static_cast<long>(rows), replay(layers) / kLayers);
@@ -894,7 +1013,7 @@ void layer_speeds(LinearContext context) {
 
 // What the switch between our own kernels and cuBLASLt goes by.
 void switch_speeds(const LinearContext& context) {
-  std::printf("\nmicroseconds: warpgroups / cuBLASLt with a cache / without\n");
+  std::printf("\nmicroseconds: warpgroups / fed / cuBLASLt with a cache / without\n");
   for (const Named& shape : kModel) {
     const auto big = make_big(kFormats[4], shape.outputs, shape.inputs, 1);
     Device<uint16_t> cache(static_cast<size_t>(shape.outputs * shape.inputs));
@@ -920,7 +1039,8 @@ void switch_speeds(const LinearContext& context) {
     };
     std::printf("%-8.8s", shape.name);
     for (const int64_t rows : {64, 128, 192, 256, 512, 2048}) {
-      std::printf(" %ld:%.1f", static_cast<long>(rows), time(big->first, rows, linear_warpgroups));
+      std::printf(" %ld:%.1f/%.1f", static_cast<long>(rows),
+                  time(big->first, rows, linear_warpgroups), time(big->first, rows, linear_fed));
       if (context.cublas_lt != nullptr) {
         std::printf("/%.1f/%.1f", time(cached, rows, linear_wide),
                     time(big->first, rows, linear_wide));
@@ -932,6 +1052,7 @@ void switch_speeds(const LinearContext& context) {
 
 int run(const std::string& packages) {
   LinearContext context = linear_context(false);
+  report(context.warpgroups, "the build and the device have products by warpgroups");
   const size_t scratch_bytes = linear_scratch_bytes(512, 5632, false, true);
   Device<uint8_t> scratch(scratch_bytes);
   context.scratch = scratch.get();
@@ -946,12 +1067,15 @@ int run(const std::string& packages) {
   }
   check_shapes(context);
   std::printf("%d checks of small shapes, %d failures\n", checks, failures);
+  check_models(context);
+  std::printf("%d checks, %d failures\n", checks, failures);
+  path_speeds(context);
+  layer_speeds(context, "linear", linear);
+  layer_speeds(context, "fed", linear_fed);
   context.cublas_lt = lt.get();
   experiments(context);
   std::printf("%d checks, %d failures\n", checks, failures);
   switch_speeds(context);
-  few_rows_speeds(context);
-  layer_speeds(context);
   check(cudaDeviceSynchronize(), "finish");
   std::printf("\n%s\n", failures == 0 ? "all checks passed" : "CHECKS FAILED");
   return failures == 0 ? 0 : 1;
@@ -961,6 +1085,8 @@ int run(const std::string& packages) {
 
 int main(int argc, char** argv) {
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
+  std::signal(SIGALRM, give_up);
+  alarm(kMostSeconds);
   try {
     return run(argc > 1 ? argv[1] : "");
   } catch (const std::exception& e) {
