@@ -118,26 +118,36 @@ struct RowParts {
 template <int kDim, bool kWhole>
 __device__ __forceinline__ void expand_codes(int lane, const __half* rows, uint64_t coded) {
   using Parts = RowParts<kDim, true>;
+  constexpr int kPatterns = Parts::kPatterns, kSteps = kTile / Parts::kRows;
+  constexpr int kAtOnce = 2 * kPatterns;  // loads before stores: they cannot be exchanged
+  static_assert(kSteps % kAtOnce == 0);
   const Parts parts{lane};
   if (parts.idle()) return;
   const bool last_first = parts.part() >= 4;
-  uint32_t at[Parts::kPatterns];
+  uint32_t at[kPatterns];
   parts.places(shared_address(rows), at);
-#pragma unroll kWhole ? 4 : 1
-  for (int g = 0; g < kTile / 8; ++g) {
+#pragma unroll 1
+  for (int first = 0; first < kSteps; first += kAtOnce) {
+    uint4 codes[kAtOnce];
 #pragma unroll
-    for (int j = 0; j < Parts::kPatterns; ++j) {
-      const int r = g * 8 + j * Parts::kRows + parts.row();
-      if (!kWhole && (coded >> r & 1) == 0) continue;
-      const uint32_t place = at[j] + g * Parts::kEight;
-      const uint4 codes = load_shared(place);
-      const uint2 near = last_first ? uint2{codes.z, codes.w} : uint2{codes.x, codes.y};
-      const uint2 far = last_first ? uint2{codes.x, codes.y} : uint2{codes.z, codes.w};
+    for (int i = 0; i < kAtOnce; ++i) {
+      codes[i] = load_shared(at[i % kPatterns] + i / kPatterns * Parts::kEight);
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const uint32_t place = at[i % kPatterns] + i / kPatterns * Parts::kEight;
+      const int row = (first + i) * Parts::kRows + parts.row();
+      if (!kWhole && (coded >> row & 1) == 0) continue;
+      const uint4 x = codes[i];
+      const uint2 near = last_first ? uint2{x.z, x.w} : uint2{x.x, x.y};
+      const uint2 far = last_first ? uint2{x.x, x.y} : uint2{x.z, x.w};
       const uint2 a = halves_of_codes(near.x), b = halves_of_codes(near.y);
       store_shared(place, {a.x, a.y, b.x, b.y});
       const uint2 c = halves_of_codes(far.x), d = halves_of_codes(far.y);
       store_shared(place ^ 16, {c.x, c.y, d.x, d.y});
     }
+#pragma unroll
+    for (int j = 0; j < kPatterns; ++j) at[j] += 2 * Parts::kEight;
   }
 }
 
@@ -215,19 +225,25 @@ struct TileFetch {
   // Those of rows [begin, end); of rows that are no codes, 1.
   __device__ __forceinline__ void store_scales(const Source& from, int first, int begin, int end,
                                                Coming& coming) const {
-#pragma unroll 1
-    for (int key = lane; key < kTile; key += 32) {
-      if (key < begin || key >= end) continue;
-      uint16_t of_key = 0x3C00, of_value = 0x3C00;
-      if (from.scales != nullptr) {
+    uint16_t of_key[2], of_value[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int key = lane + i * 32;
+      of_key[i] = of_value[i] = 0x3C00;
+      if (from.scales != nullptr && key >= begin && key < end) {
         const auto* scales = reinterpret_cast<const uint16_t*>(from.scales) +
                              static_cast<int64_t>(first + key) * 2 * n_kv_heads;
-        of_key = scales[0];
-        of_value = scales[n_kv_heads];
+        of_key[i] = scales[0];
+        of_value[i] = scales[n_kv_heads];
       }
-      to.key_scales[key] = __half2float(__ushort_as_half(of_key));
-      to.value_scales[key] = __half2float(__ushort_as_half(of_value));
-      coming.odd |= of_value >= 0x7C00;  // infinite, no number, or with a sign
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int key = lane + i * 32;
+      if (key < begin || key >= end) continue;
+      to.key_scales[key] = __half2float(__ushort_as_half(of_key[i]));
+      to.value_scales[key] = __half2float(__ushort_as_half(of_value[i]));
+      coming.odd |= of_value[i] >= 0x7C00;  // infinite, no number, or with a sign
     }
   }
 

@@ -332,11 +332,31 @@ struct TileCopier {
     } else if (threadIdx.x < 2 * kTile) {
       to.value_scales[threadIdx.x - kTile] = arriving.scale;
     }
-#pragma unroll Buffer::kUnrolled
+    if (arriving.codes == (uint64_t{1} << kPasses) - 1) return expand_all(to);
+#pragma unroll 1
     for (int i = 0; i < kPasses; ++i) {
       if ((arriving.codes >> i & 1) == 0) continue;
       expand(to.keys + offset(i));
       expand(to.values + offset(i));
+    }
+  }
+  // Loads before stores, which the compiler may not exchange.
+  __device__ __forceinline__ void expand_all(Buffer& to) const {
+    constexpr int kAtOnce = kPasses < 4 ? kPasses : 4;
+    static_assert(kPasses % kAtOnce == 0);
+#pragma unroll
+    for (int which = 0; which < 2; ++which) {
+      __half* const rows = which == 0 ? to.keys : to.values;
+#pragma unroll
+      for (int first = 0; first < kPasses; first += kAtOnce) {
+        uint2 codes[kAtOnce];
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          codes[i] = *reinterpret_cast<const uint2*>(rows + offset(first + i));
+        }
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) store_halves(rows + offset(first + i), codes[i]);
+      }
     }
   }
   // Whether this thread's part of the values holds what is no number.
@@ -356,7 +376,9 @@ struct TileCopier {
   }
 
   static __device__ __forceinline__ void expand(__half* chunk) {
-    const uint2 codes = *reinterpret_cast<const uint2*>(chunk);
+    store_halves(chunk, *reinterpret_cast<const uint2*>(chunk));
+  }
+  static __device__ __forceinline__ void store_halves(__half* chunk, uint2 codes) {
     const uint2 low = halves_of_codes(codes.x), high = halves_of_codes(codes.y);
     *reinterpret_cast<uint4*>(chunk) = uint4{low.x, low.y, high.x, high.y};
   }
