@@ -16,6 +16,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <map>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -68,6 +70,11 @@ float noise(uint64_t stream, int64_t index) {
 }
 
 // ---- device memory ------------------------------------------------------------------------------
+
+struct DeviceFree {
+  void operator()(void* p) const { cudaFree(p); }
+};
+using DevicePlace = std::unique_ptr<void, DeviceFree>;
 
 // One block of device memory in which everything lies that a check reads, with NaN between.
 class Arena {
@@ -161,6 +168,7 @@ struct Layout {
   int64_t spare_spans = 0;
   size_t scratch = SIZE_MAX;  // bytes that the kernels get
   bool graph = false;
+  bool alone = false;  // each segment in memory of its own that ends where the segment does
 };
 
 uint64_t token_stream(const Scene& s, const Sequence& q, int64_t token) {
@@ -386,11 +394,57 @@ void compare_kernels(cudaStream_t stream, const AttentionCall& call, size_t want
   }
 }
 
+// Segments whose keys, values and scales lie in allocations of their own that hold kPlane alone and
+// end with its last byte: a read past the end is one that compute-sanitizer names.
+class AloneSegments {
+ public:
+  explicit AloneSegments(const Mode& m) : mode_(m) {}
+
+  void move(KvSegment& segment) {
+    if (kPlane < segment.first_plane || kPlane >= segment.last_plane) return;  // a decoy
+    const auto plane = static_cast<size_t>(kPlane - segment.first_plane);
+    const auto tokens = static_cast<size_t>(segment.end - segment.begin);
+    const size_t bytes = tokens * static_cast<size_t>(mode_.kv()) * mode_.kv_element();
+    segment.keys = copy(segment.keys + plane * segment.plane_bytes, bytes);
+    segment.values = copy(segment.values + plane * segment.plane_bytes, bytes);
+    if (segment.scales != nullptr) {
+      const size_t scales = tokens * 2 * static_cast<size_t>(mode_.shape.n_kv_heads);
+      segment.scales = reinterpret_cast<uint16_t*>(
+          copy(reinterpret_cast<const uint8_t*>(segment.scales + plane * segment.plane_scales),
+               scales * sizeof(uint16_t)));
+    }
+    segment.first_plane = kPlane;
+    segment.last_plane = kPlane + 1;
+  }
+
+ private:
+  // Of what the arena's image has at a device address.
+  uint8_t* copy(const uint8_t* from, size_t bytes) {
+    const uint8_t* image = arena().host(static_cast<size_t>(from - arena().device(0)));
+    const auto [at, is_new] = places_.try_emplace(from);
+    if (is_new && bytes > 0) {
+      void* p = nullptr;
+      check(cudaMalloc(&p, bytes), "allocate a segment");
+      at->second.reset(p);
+      check(cudaMemcpy(p, image, bytes, cudaMemcpyHostToDevice), "upload a segment");
+    }
+    return static_cast<uint8_t*>(at->second.get());
+  }
+
+  const Mode& mode_;
+  std::map<const uint8_t*, DevicePlace> places_;  // pieces of one sequence share a segment
+};
+
 // The rows' results as bits. Rows have a stride of their own; what lies between must stay as it is.
 std::vector<uint32_t> attend(const Scene& s, const Layout& how) {
   arena().clear();
   const Mode& m = s.mode;
-  const Plan plan = lay_out(s, how);
+  Plan plan = lay_out(s, how);
+  AloneSegments alone(m);
+  if (how.alone) {
+    for (KvSegment& segment : plan.segments) alone.move(segment);
+    for (AttentionPiece& piece : plan.pieces) alone.move(piece.own);
+  }
   const int64_t gap = how.shift != 0 ? 3 : 8;
   const int64_t query_stride = m.q() + 2 * m.kv() + gap, out_stride = m.q() + gap;
   const size_t queries =
@@ -751,6 +805,29 @@ void check_capacities(const Mode& m) {
   same("many rows in a graph with room for more", s, bits, how);
 }
 
+// Long documents, some behind a shared prefix, in many items and heads, each segment in memory of
+// its own: under compute-sanitizer no kernel may read past a segment's end or before its begin.
+void check_alone(const Mode& m) {
+  const Scene s{m, 192, {{700, 508, 0, 1}, {1024, 832, 0, 2}, {449, 257, 0, 3}, {193, 1, 0, 4}}};
+  const auto bits = attend(s, {});
+  Layout how;
+  how.alone = true;
+  same("documents in memory of their own", s, bits, how);
+  how.prefix = 192;
+  how.cuts = {1, 64, 127};
+  same("documents on a prefix in memory of its own", s, bits, how);
+  const Scene steps{m, 64, {{64 + 1, 1, 0, 1}, {320, 1, 0, 2}, {384, 1, 0, 3}, {129, 1, 0, 4}}};
+  Layout decode;
+  decode.decode = true;
+  const auto step_bits = attend(steps, decode);
+  decode.alone = true;
+  same("decode in memory of its own", steps, step_bits, decode);
+  decode.prefix = 64;
+  same("decode on a prefix in memory of its own", steps, step_bits, decode);
+  decode.scratch = 0;
+  same("the same by one block for each", steps, step_bits, decode);
+}
+
 void run_checks() {
   for (const int64_t dim : {8, 20, 64, 96, 128, 256}) {
     for (const int64_t group : {1, 4, 16}) {
@@ -775,6 +852,10 @@ void run_checks() {
     check_spoiled_neighbour(mode(1, 1, 32, format));
     check_chain(mode(1, 2, 64, format));
     check_chain(mode(2, 1, 96, format));
+    check_alone(mode(3, 1, 128, format));
+    check_alone(mode(2, 2, 96, format));
+    check_alone(mode(2, 1, 80, format));
+    check_alone(mode(2, 4, 64, format));
     check_capacities(mode(2, 4, 128, format));
     check_capacities(mode(2, 1, 24, format));
     check_layouts(mode(2, 2, 24, format, true));
@@ -813,7 +894,8 @@ Enqueue by(const Kernel& kernel) {
   };
 }
 
-// Memory of one large shape, filled with numbers of no meaning.
+// Memory of one large shape, filled with numbers of no meaning. Moved, not copied: a copy that ends
+// would free what the other's segments lie in.
 struct Bench {
   HeadShape shape;
   KvFormat format;
@@ -823,16 +905,13 @@ struct Bench {
   int64_t rows = 0;
   int64_t spans = 0;
   bool decode = false;
-  std::vector<void*> held;
+  std::vector<DevicePlace> held;
 
-  ~Bench() {
-    for (void* p : held) cudaFree(p);
-  }
   void* allocate(size_t bytes) {
     void* p = nullptr;
     check(cudaMalloc(&p, bytes), "allocate");
+    held.emplace_back(p);
     check(cudaMemset(p, 0x2C, bytes), "fill");  // halves of 0.065
-    held.push_back(p);
     return p;
   }
   uint8_t* noise_of(size_t bytes, bool codes) {
@@ -998,9 +1077,10 @@ Workload decoded(const HeadShape& shape, KvFormat format, int64_t n, int64_t len
   return w;
 }
 
-void time_workload(Workload w) { w.line("attention", w.bench.seconds(w.calls)); }
+void time_attention(Workload& w) { w.line("attention", w.bench.seconds(w.calls)); }
+void time_workload(Workload w) { time_attention(w); }
 void time_kernels(Workload w) {
-  time_workload(w);
+  time_attention(w);
   for (const Kernel& kernel : kManyRows) w.line(kernel.name, w.bench.seconds(w.calls, by(kernel)));
 }
 
