@@ -145,7 +145,7 @@ struct Fetcher {
       if (at.row < 0 || bytes == 0) {
         *reinterpret_cast<uint4*>(to) = uint4{0, 0, 0, 0};
       } else if (a.aligned_queries) {
-        copy_async(shared_address(to), from, bytes);
+        copy_async_all<16>(shared_address(to), from);  // heads are then of whole chunks
       } else {
         copy_16_slowly<true>(to, reinterpret_cast<const uint8_t*>(from), bytes);
       }

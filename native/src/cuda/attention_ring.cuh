@@ -79,8 +79,8 @@ struct RowParts {
     }
   }
 
-  // Rows [begin, end) of a tile, kWhole: all; from: where its row 0 would lie; width: bytes of a
-  // head.
+  // Rows [begin, end) of a tile; from: where its row 0 would lie; width: bytes of a head. kWhole:
+  // all rows, of heads that fill them.
   template <bool kWhole>
   __device__ __forceinline__ void copy(const __half* to, const uint8_t* from, int64_t row_bytes,
                                        int width, int begin, int end) const {
@@ -95,7 +95,11 @@ struct RowParts {
 #pragma unroll
       for (int j = 0; j < kPatterns; ++j) {
         const int r = g * 8 + j * kRows + row();
-        if (kWhole || (r >= begin && r < end)) copy_async(at[j] + g * kEight, from, bytes);
+        if constexpr (kWhole) {
+          copy_async_all<16>(at[j] + g * kEight, from);
+        } else if (r >= begin && r < end) {
+          copy_async(at[j] + g * kEight, from, bytes);
+        }
         from += kRows * row_bytes;
       }
     }
@@ -206,7 +210,7 @@ struct TileFetch {
                                             bool aligned) const {
     const RowParts<kDim, kCodes> parts{lane};
     const int width = kCodes ? head_dim : 2 * head_dim;
-    if (aligned && end - begin == kTile) {
+    if (aligned && end - begin == kTile && head_dim == kDim) {
       parts.template copy<true>(to.keys, keys, row_bytes, width, begin, end);
       parts.template copy<true>(to.values, values, row_bytes, width, begin, end);
       return;

@@ -169,6 +169,17 @@ __device__ __forceinline__ void copy_async_8(uint32_t to, const void* from, int 
                : "memory");
 }
 
+// All of 8 or 16 bytes. A number of bytes that is not known takes ten instructions more for each
+// copy, and a warp that fetches by itself is then slower than the products.
+template <int kBytes>
+__device__ __forceinline__ void copy_async_all(uint32_t to, const void* from) {
+  if constexpr (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(from) : "memory");
+  }
+}
+
 // Bytes that are not aligned, one element after the other, and zeros up to `room`.
 static __device__ __noinline__ void copy_elements(uint8_t* to, const uint8_t* from, int bytes,
                                                   int room) {
@@ -209,17 +220,20 @@ struct TileCopier {
     return Buffer::place(row(0), chunk()) + pass * kPassRows * Buffer::kStride;
   }
 
-  // Copies this thread's chunk of rows [begin, end), kWhole: of all: kBytes each, of which `bytes`
-  // are read.
-  template <int kBytes, bool kWhole>
+  // Copies this thread's chunk of rows [begin, end): kBytes each, of which `bytes` are read; kAll:
+  // all of them.
+  template <int kBytes, bool kAll>
   __device__ __forceinline__ void copy_rows(__half* to, const uint8_t* from, int64_t row_bytes,
                                             int bytes, int begin, int end) const {
     const uint32_t at = shared_address(to + offset(0));
-#pragma unroll(kWhole ? Buffer::kUnrolled : 1)
+    const auto rows = static_cast<unsigned>(end - begin);
+#pragma unroll(kAll ? Buffer::kUnrolled : 1)
     for (int i = 0; i < kPasses; ++i) {
-      if (kWhole || (row(i) >= begin && row(i) < end)) {
+      if (static_cast<unsigned>(row(i) - begin) < rows) {
         const uint32_t place = at + i * kPassRows * Buffer::kStride * 2;
-        if constexpr (kBytes == 16) {
+        if constexpr (kAll) {
+          copy_async_all<kBytes>(place, from);
+        } else if constexpr (kBytes == 16) {
           copy_async(place, from, bytes);
         } else {
           copy_async_8(place, from, bytes);
@@ -244,7 +258,7 @@ struct TileCopier {
   __device__ __forceinline__ void copy_both(Buffer& to, const uint8_t* keys, const uint8_t* values,
                                             int64_t row_bytes, int bytes, int begin, int end,
                                             bool aligned) const {
-    if (aligned && end - begin == kTile) {
+    if (aligned && place.head_dim == kDim) {
       copy_rows<kBytes, true>(to.keys, keys, row_bytes, bytes, begin, end);
       copy_rows<kBytes, true>(to.values, values, row_bytes, bytes, begin, end);
       return;
