@@ -150,10 +150,6 @@ DevicePlan::DevicePlan(const ChunkWork& work, PlanArena& arena, Account& account
   attention.n_items = static_cast<int32_t>(flat.items.size());
   attention.decode = row_by_row;
   attention.turns = reinterpret_cast<uint32_t*>(memory + turns);
-  const auto is_coded = [](const KvSegment& s) { return s.format == KvFormat::kInt8; };
-  attention.codes = std::any_of(flat.segments.begin(), flat.segments.end(), is_coded) ||
-                    std::any_of(flat.pieces.begin(), flat.pieces.end(),
-                                [&](const AttentionPiece& piece) { return is_coded(piece.own); });
   // As a capacity, so that a recorded step serves until the context has doubled.
   const auto spans = static_cast<uint64_t>(flat.spans);
   attention.max_spans = static_cast<int32_t>(row_by_row ? std::bit_ceil(spans) : spans);
