@@ -5,8 +5,8 @@
 //   nvcc -std=c++20 -O3 -gencode=arch=compute_90a,code=sm_90a -DTINYLOOP_SM90A -I native/src
 //     -I native/include tests/native/cpp/cuda/attention_test.cu native/src/cuda/attention*.cu
 //     -o attention_test
-//   ./attention_test [checks | speed | table: the speeds of the kernels side by side] [all: a line
-//     for each check]
+//   ./attention_test [checks | alone: those that compute-sanitizer sees most of | speed | table: the
+//     speeds of the kernels side by side] [all: a line for each check]
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
@@ -828,7 +828,18 @@ void check_alone(const Mode& m) {
   same("the same by one block for each", steps, step_bits, decode);
 }
 
+// By themselves, since compute-sanitizer takes its time.
+void run_alone() {
+  for (const KvFormat format : kBoth) {
+    check_alone(mode(3, 1, 128, format));
+    check_alone(mode(2, 2, 96, format));
+    check_alone(mode(2, 1, 80, format));
+    check_alone(mode(2, 4, 64, format));
+  }
+}
+
 void run_checks() {
+  run_alone();
   for (const int64_t dim : {8, 20, 64, 96, 128, 256}) {
     for (const int64_t group : {1, 4, 16}) {
       for (const KvFormat format : kBoth)
@@ -852,10 +863,6 @@ void run_checks() {
     check_spoiled_neighbour(mode(1, 1, 32, format));
     check_chain(mode(1, 2, 64, format));
     check_chain(mode(2, 1, 96, format));
-    check_alone(mode(3, 1, 128, format));
-    check_alone(mode(2, 2, 96, format));
-    check_alone(mode(2, 1, 80, format));
-    check_alone(mode(2, 4, 64, format));
     check_capacities(mode(2, 4, 128, format));
     check_capacities(mode(2, 1, 24, format));
     check_layouts(mode(2, 2, 24, format, true));
@@ -1126,7 +1133,11 @@ int main(int argc, char** argv) {
   const std::string what = argc > 1 ? argv[1] : "";
   tinyloop::cuda::all_lines = argc > 2 && std::string(argv[2]) == "all";
   try {
-    if (what != "speed" && what != "table") tinyloop::cuda::run_checks();
+    if (what == "alone") {
+      tinyloop::cuda::run_alone();
+    } else if (what != "speed" && what != "table") {
+      tinyloop::cuda::run_checks();
+    }
     std::printf("%d checks, %d plans by one more kernel\n", tinyloop::cuda::checks,
                 tinyloop::cuda::plans_compared);
 #ifndef TINYLOOP_EMULATED
