@@ -5,8 +5,8 @@
 //   nvcc -std=c++20 -O3 -gencode=arch=compute_90a,code=sm_90a -DTINYLOOP_SM90A -I native/src
 //     -I native/include tests/native/cpp/cuda/attention_test.cu native/src/cuda/attention*.cu
 //     -o attention_test
-//   ./attention_test [checks | alone: those for compute-sanitizer | speed | table: the speeds of the
-//     kernels side by side] [all: a line for each check]
+//   ./attention_test [checks | alone | speed | table] [all: a line for each check]
+// alone: the checks for compute-sanitizer; table: the speeds of the kernels side by side.
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
