@@ -466,9 +466,7 @@ struct Folder {
     for (int i = threadIdx.x % kGroupThreads; i < kTile * kPerRow; i += kGroupThreads) {
       const uint4 x =
           *reinterpret_cast<const uint4*>(values + Rows64::place(i / kPerRow, i % kPerRow));
-      using Copier = TileCopier<kDim, kGroupThreads, SwizzledBuffer<kDim>>;
-      broken |= Copier::broken_halves(x.x) | Copier::broken_halves(x.y) |
-                Copier::broken_halves(x.z) | Copier::broken_halves(x.w);
+      broken |= broken_halves(x.x) | broken_halves(x.y) | broken_halves(x.z) | broken_halves(x.w);
     }
     return any_of_consumer(group, broken != 0);
   }
