@@ -366,7 +366,6 @@ bool dealt_ring(cudaStream_t stream, AttentionCall call) {
 }
 const Kernel kManyRows[] = {
     {"many", many},
-    {"warpgroups", attention_warpgroups},
     {"ring", attention_ring},
     {"ring, dealt",
      [](cudaStream_t stream, const AttentionCall& call) { return dealt_ring(stream, call); }},
