@@ -8,6 +8,7 @@ from heapq import heapify, heappop, heappush
 import numpy as np
 
 from ..workers.wire import Build, Int32Array
+from .generating import in_use, most_items
 from .mirror import Growth, Mirror
 from .plan import Plan, Segment
 from .work import PoolState, Work
@@ -50,8 +51,9 @@ class _Draft:
 def assemble(state: PoolState, work: Work, segment: Segment) -> Chunk:
     """The next chunk of a segment for one replica, at least one item long. Changes nothing."""
     plan, mirror = state.plans[segment.window], work.mirror
-    draft = _Draft()
-    most_rows = _most_rows(state, work, plan, segment)
+    used = in_use(work)
+    draft = _Draft(kept=used, kept_bytes=sum(mirror.entries[digest].size_bytes for digest in used))
+    most_rows, most = _most_rows(state, work, plan, segment), most_items(state, work, segment)
     position, last_node, prefix_index, prefix_length = segment.begin, -2, -1, 0
     while position < segment.end:
         node = plan.node_of[position]
@@ -65,6 +67,8 @@ def assemble(state: PoolState, work: Work, segment: Segment) -> Chunk:
         draft.prefix_of.append(prefix_index)
         draft.rows += int(plan.head.rows[position]) - prefix_length
         position += 1
+        if len(draft.prefix_of) >= most:
+            break
         if draft.rows >= state.rules.chunk_rows and (
             draft.rows >= most_rows or len(draft.prefix_of) >= state.rules.chunk_items
         ):

@@ -25,6 +25,7 @@ class PoolConfig(BaseModel):
     model_budget_bytes: most bytes of everything the engine allocates; None for no limit.
     build_overhead_rows: what building a prefix costs beside its own rows; one that saves less is not built.
     A call of the shipped model on the CPU costs as much as 7 of its rows.
+    generation_batch: completions that a replica runs together; half as many of each client wait beside them.
     crash_limit: deaths of a replica in a row without any work done, after which it is not replaced again.
     allow_mixed: accept replicas whose numerics differ; results then depend on placement.
     """
@@ -48,6 +49,7 @@ class PoolConfig(BaseModel):
     ray_address: str | None = None
     start_timeout_s: float = Field(default=120.0, gt=0)
     crash_limit: int = Field(default=5, ge=1)
+    generation_batch: int = Field(default=64, ge=1)
     chunk_seconds: float = Field(default=0.5, gt=0)
     chunk_items: int = Field(default=64, ge=1)
     chunk_rows: int = Field(default=1000, ge=1)
@@ -90,6 +92,7 @@ class PoolConfig(BaseModel):
             build_overhead_rows=self.build_overhead_rows,
             hang_floor_s=self.hang_floor_s,
             first_ack_s=self.first_ack_s,
+            generate_items=self.generation_batch + max(self.generation_batch // 2, 1),
         )
 
     def load_options(self) -> dict[str, Any]:

@@ -24,6 +24,8 @@ class PlacementRules:
     """How work is cut and when a replica is given up. pool_budget_bytes 0: only replicas' own limits.
 
     answering_factor: how much longer than a silent one a late replica gets that still answers.
+    generate_items: most items of one client that a replica has to generate: an engine's batch, and enough
+    beside it to fill the places of those that end until the next command comes.
     """
 
     chunk_seconds: float = 0.5
@@ -37,6 +39,7 @@ class PlacementRules:
     first_ack_s: float = 60.0
     answering_factor: float = 12.0
     refusal_limit: int = 20
+    generate_items: int = 96
 
 
 def placement_cost(backlog_s: float, miss_s: float, regret_s: float) -> float:

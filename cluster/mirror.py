@@ -12,7 +12,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from ..workers.wire import DIGEST_BYTES, Ack, Inventory
+from ..workers.wire import DIGEST_BYTES, SCORE, Ack, Inventory
 
 
 @dataclass(slots=True)
@@ -40,6 +40,7 @@ class Growth:
 class Flight:
     """A command on its way. window and [begin, end): the positions it scores. rows: those it should compute.
 
+    kind: SCORE or GENERATE; of the latter, leaves: the prefix that each position stands on, empty for none.
     table: exclusive or of the digests held after it. head_s: when it became the oldest of its replica.
     """
 
@@ -56,6 +57,8 @@ class Flight:
     builds: tuple[Growth, ...]
     planned_bytes: int
     alone: bool = False
+    kind: str = SCORE
+    leaves: tuple[bytes, ...] = ()
 
 
 @dataclass(slots=True)

@@ -11,9 +11,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..workers.wire import Ack, Command, Int32Array, Inventory
+from ..workers.wire import GENERATE, Ack, Command, Int32Array, Inventory
 from .chunks import Chunk, assemble
 from .costs import PlacementRules, Rates, Sizes
+from .generating import begin, close_window, is_alone, open_window, parts, settle, suspects, with_room
 from .mirror import Flight, Mirror
 from .plan import Segment, plan_window
 from .runs import assign, next_segment
@@ -46,15 +47,18 @@ class Placement(PoolState):
         self._forget_holdings(slot, work.mirror)
         self.loose.extendleft(reversed(work.run))
         flights = list(work.mirror.flights)
-        for flight in reversed(flights[1:]):
+        lost = [parts(self, flight) for flight in flights]
+        for flight in reversed([part for later in lost[1:] for part in later]):
             self._put_back(flight, self.loose)
-        return self._blame(flights[0]) if flights else []
+        blamed = [*(part for first in lost[:1] for part in first), *suspects(work)]
+        return [finished for flight in blamed for finished in self._blame(flight)]
 
     def resync(self, slot: int, inventory: Inventory) -> None:
         """Believe what a replica says it holds; what was on its way there is to do again."""
         work = self.replicas[slot]
         self._forget_holdings(slot, work.mirror)
-        for flight in reversed(work.mirror.reset(inventory)):
+        lost = [part for flight in work.mirror.reset(inventory) for part in parts(self, flight)]
+        for flight in reversed(lost):
             self._put_back(flight, work.run)
         for digest, entry in work.mirror.entries.items():
             self.tree.hold(digest, entry.parent, entry.length, slot)
@@ -63,6 +67,7 @@ class Placement(PoolState):
     def add_window(self, key: str, head: WindowHead) -> None:
         """Take a window, or a part of one, and cut it into a run for each replica."""
         plan = self.plans[key] = plan_window(key, head)
+        open_window(self, plan)
         self._remaining[key] = len(plan)
         self.counters.ideal_rows += head.ideal_rows
         for node, digest in enumerate(plan.digests):
@@ -88,7 +93,9 @@ class Placement(PoolState):
         flights = work.mirror.flights
         if work.resyncing or len(flights) >= self.rules.commands_ahead or (flights and flights[-1].alone):
             return None
-        segment = next_segment(self, work)
+        if is_alone(work):
+            return None
+        segment = with_room(self, work, next_segment(self, work))
         if segment is None:
             return self._lone_command(work, now_s)
         chunk = assemble(self, work, segment)
@@ -118,7 +125,16 @@ class Placement(PoolState):
             self.counters.mirror_differences += 1
             work.resyncing = True
         self.counters.computed_rows += ack.rows
+        if flight.kind == GENERATE:
+            begin(self, work, flight)
+            return None
         return self._finish_flight(flight, ack.rows)
+
+    def settle(self, key: str, items: Int32Array) -> None:
+        """A client needs nothing more of these items that are generated for it; see `cancels` then."""
+        settled = settle(self, key, items)
+        if len(settled):
+            self._finish(key, settled, "", "", 1)
 
     def is_unfit(self, slot: int) -> bool:
         """Whether a replica refuses everything it is asked, so that it must be replaced."""
@@ -155,7 +171,7 @@ class Placement(PoolState):
             self.tree.release(digest, slot)
 
     def _lone_command(self, work: Work, now_s: float) -> Command | None:
-        if not self.lone or work.mirror.flights:
+        if not self.lone or work.mirror.flights or work.generating:
             return None
         segment = self.lone.popleft()
         plan = self.plans[segment.window]
@@ -192,6 +208,8 @@ class Placement(PoolState):
                 builds=chunk.growths,
                 planned_bytes=mirror.total_bytes,
                 alone=chunk.alone,
+                kind=plan.head.kind,
+                leaves=_leaves(chunk) if plan.head.kind == GENERATE else (),
             )
         )
         mirror.sequence += 1
@@ -206,6 +224,7 @@ class Placement(PoolState):
             prefixes=chunk.prefixes,
             items=items,
             prefix_of=chunk.prefix_of,
+            kind=plan.head.kind,
         )
 
     def _refused(self, work: Work, ack: Ack) -> None:
@@ -242,7 +261,7 @@ class Placement(PoolState):
             message = (
                 f"the replica died {counts[0]} times while it scored this item, the last time it was alone"
             )
-            return [self._finish(flight, item, "replica_lost", message, counts[0])]
+            return [self._finish(flight.window, item, "replica_lost", message, counts[0])]
         if max(counts) < 2:
             self._put_back(flight, self.loose)
             return []
@@ -256,20 +275,28 @@ class Placement(PoolState):
         if plan is None:
             return None
         self.counters.total_rows += int(plan.head.rows[flight.begin : flight.end].sum())
-        finished = self._finish(flight, plan.head.order[flight.begin : flight.end], "", "", 1)
+        finished = self._finish(flight.window, plan.head.order[flight.begin : flight.end], "", "", 1)
         return replace(finished, rows=rows)
 
-    def _finish(self, flight: Flight, items: Int32Array, kind: str, message: str, attempts: int) -> Finished:
+    def _finish(self, key: str, items: Int32Array, kind: str, message: str, attempts: int) -> Finished:
         self.counters.items += len(items)
-        self._remaining[flight.window] -= len(items)
-        if not self._remaining[flight.window]:
-            self._end_window(flight.window)
-        return Finished(flight.window, items, kind, message, attempts)
+        self._remaining[key] -= len(items)
+        for item in items.tolist() if key in self.places else ():
+            self.places[key].pop(item, None)
+        if not self._remaining[key]:
+            self._end_window(key)
+        return Finished(key, items, kind, message, attempts)
 
     def _end_window(self, key: str) -> None:
         plan = self.plans.pop(key)
+        close_window(self, key)
         del self._remaining[key]
         for digest in plan.digests:
             self.tree.end_use(digest, key)
         for position in [entry for entry in self._deaths if entry[0] == key]:
             del self._deaths[position]
+
+
+def _leaves(chunk: Chunk) -> tuple[bytes, ...]:
+    """The prefix that each item of a chunk stands on; empty for none."""
+    return tuple(chunk.prefixes[prefix] if prefix >= 0 else b"" for prefix in chunk.prefix_of.tolist())

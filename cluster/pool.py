@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 from uuid import uuid4
@@ -18,8 +18,10 @@ import numpy as np
 import ray
 
 from ..workers.model import ReplicaSettings
-from ..workers.status import Status
+from ..workers.status import ModelFacts, Status
 from .config import PoolConfig
+from .generate_items import Generated, NotGenerated, Prompt
+from .generation import GenerationClient, Reach
 from .items import Failed, Int32Array, Items, Scored
 from .ledger import Ledger
 from .pool_status import ModelInfo, PoolStatus, pool_status
@@ -28,6 +30,7 @@ from .router import ROUTER_OPTIONS, Router, check_hello
 from .segments import CutRules, cut_window
 from .session import cluster_cpus, cluster_gpus, connect
 from .supervisor import PoolError, Slot, Supervisor
+from .token_stream import TokenStream, gather
 from .wire import Delivery, decode_deliveries, encode_window
 
 WINDOWS_IN_FLIGHT = 2
@@ -53,6 +56,7 @@ class ReplicaPool:
         self._collected: deque[Scored | Failed] = deque()
         self._after = 0
         self._closed = False
+        self._generation = GenerationClient(self._reach())
 
     @classmethod
     def start(cls, config: PoolConfig) -> ReplicaPool:
@@ -66,7 +70,12 @@ class ReplicaPool:
         cpus = cluster_cpus()
         threads = config.threads or max(cpus // config.replicas, 1)
         settings = ReplicaSettings(
-            str(config.model), config.factory, threads, config.prefix_budget_bytes, config.load_options()
+            str(config.model),
+            config.factory,
+            threads,
+            config.prefix_budget_bytes,
+            config.load_options(),
+            config.generation_batch,
         )
         supervisor = Supervisor(
             settings, _actor_options(config, threads, cpus), config.replicas, config.crash_limit
@@ -118,6 +127,19 @@ class ReplicaPool:
         collected = list(self._collected)
         self._collected.clear()
         return collected
+
+    def generate(self, prompts: Sequence[Prompt]) -> list[Generated | NotGenerated]:
+        """Completions in the order of the prompts; a prompt that fails does so alone.
+
+        Raises ValueError for a prompt that no model could take, before anything is sent; PoolError.
+        """
+        return gather(self.stream(prompts), len(prompts))
+
+    def stream(self, prompts: Sequence[Prompt]) -> TokenStream:
+        """Begin to generate; the stream's events bring ids as they come. Raises as generate()."""
+        if self._closed:
+            raise PoolError("the pool is closed")
+        return TokenStream(self._generation, self._generation.submit(prompts), len(prompts))
 
     def status(self) -> PoolStatus:
         """A snapshot of the pool. Raises PoolError if the router cannot be reached."""
@@ -193,6 +215,23 @@ class ReplicaPool:
         self._after = 0
         for window in self._ledger.open_windows():
             self._send(window, self._ledger.missing(window))
+        self._generation.resubmit()
+
+    def _reach(self) -> Reach:
+        return Reach(
+            router=self._router,
+            incarnation=lambda: self._incarnation,
+            replicas=self._supervisor.up,
+            recover=self._recover_router,
+            trouble=self._supervisor.trouble,
+            facts=self._facts,
+            build_overhead_rows=self._config.build_overhead_rows,
+        )
+
+    def _facts(self) -> ModelFacts:
+        facts = self._supervisor.facts
+        assert facts is not None
+        return facts
 
     def _send(self, window: int, chosen: Int32Array, *, first: bool = False) -> bool:
         facts = self._supervisor.facts

@@ -23,6 +23,7 @@ from ..workers.messages import decode_ack, decode_inventory, encode_command
 from ..workers.status import decode_status
 from ..workers.wire import VERSION, WireError, check_version
 from .costs import PlacementRules, Sizes
+from .generation_desk import GenerationDesk
 from .placement import Placement
 from .wire import Delivery, decode_window, encode_deliveries
 from .work import Finished
@@ -76,6 +77,7 @@ class Router:
         self._cpu_at_start_s = time.process_time()
         self._incarnation = uuid4().hex
         self._placement = Placement(rules, Sizes({}))
+        self._desk = GenerationDesk(self._placement, self._lose, self._start)
         self._links: dict[int, _Link] = {}
         self._endings: dict[int, tuple[int, bool, str]] = {}
         self._clients: dict[str, _Client] = {}
@@ -98,7 +100,8 @@ class Router:
             self._lose(known, "another generation came")
         link = _Link(slot, generation, actor[0])
         try:
-            answer = await asyncio.wait_for(link.actor.inventory.remote(), INVENTORY_S)
+            # Anew: what it generates was asked for by a router that is gone.
+            answer = await asyncio.wait_for(link.actor.inventory.remote(True), INVENTORY_S)
         except (TimeoutError, ray.exceptions.RayError):
             # Its owner learns of it by the death, and starts another.
             ray.kill(link.actor)
@@ -132,6 +135,18 @@ class Router:
         self._windows[key] = (head.client, head.window, tokens)
         self._clients.setdefault(head.client, _Client())
         self._placement.add_window(key, head)
+        self._pump()
+        return True
+
+    async def settle(self, incarnation: str, message: bytes) -> bool:
+        """A client needs nothing more of items that are generated for it: it has them, or gave them up.
+
+        False if it knows an earlier incarnation. Raises WireError.
+        """
+        if incarnation != self._incarnation:
+            return False
+        self._desk.settle(message, self._windows)
+        self._desk.tell_cancels(self._links)
         self._pump()
         return True
 
@@ -197,6 +212,7 @@ class Router:
                 finished = self._placement.acknowledge(link.slot, ack, time.monotonic())
                 if finished is not None:
                     self._deliver(finished, sent.result)
+                self._desk.tell_cancels(self._links)
                 if self._placement.replicas[link.slot].resyncing and ack.epoch == self._epoch(link):
                     self._placement.resync(link.slot, decode_inventory(await link.actor.inventory.remote()))
             except (ray.exceptions.RayError, WireError) as error:
@@ -227,6 +243,7 @@ class Router:
                 if not link.probing:
                     link.probing = True
                     link.tasks.append(self._start(self._probe(link)))
+            self._desk.look(self._links)
 
     async def _probe(self, link: _Link) -> None:
         """Ask a late replica for a sign of life: one that answers is given time, once; else it is lost."""

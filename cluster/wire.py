@@ -8,11 +8,13 @@ import numpy as np
 
 from ..workers.wire import (
     DIGEST_BYTES,
+    SCORE,
     Int32Array,
     WireError,
     array_fields,
     array_from,
     counted,
+    kind_of_work,
     listed,
     pack,
     record,
@@ -26,11 +28,10 @@ class WindowHead:
     """A window as the router sees it: keys, lengths and shape, never a token.
 
     Nodes stand in depth-first order. node_digests: 16 bytes a node; node_lengths int32; node_parents int32,
-    -1 for none;
-    node_sources int32 (an item that starts with the node). order int32 [m]: items, depth first; rows int32
-    [m]: len - 1 of
-    each, node_of int32 [m]: its deepest node or -1, both in that order. ideal_rows: rows if each node is
-    computed once.
+    -1 for none; node_sources int32 (an item that starts with the node). order int32 [m]: items, depth first;
+    rows int32 [m]: what each costs in rows if nothing is shared, which is len - 1 to score it; node_of int32
+    [m]: its deepest node or -1, both in that order. ideal_rows: rows if each node is computed once. kind:
+    SCORE or GENERATE.
     """
 
     client: str
@@ -44,6 +45,7 @@ class WindowHead:
     rows: Int32Array
     node_of: Int32Array
     ideal_rows: int
+    kind: str = SCORE
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +69,15 @@ def encode_window(head: WindowHead) -> bytes:
     nodes = [array_fields(a) for a in (head.node_lengths, head.node_parents, head.node_sources)]
     items = [array_fields(a) for a in (head.order, head.rows, head.node_of)]
     return pack(
-        "window", [head.client, head.window, head.depth, head.node_digests, *nodes, *items, head.ideal_rows]
+        "window",
+        [head.client, head.window, head.depth, head.node_digests, *nodes, *items, head.ideal_rows, head.kind],
     )
 
 
 def decode_window(message: bytes) -> WindowHead:
     """The shape of a window from bytes. Raises WireError."""
-    client, window, depth, digests, lengths, parents, sources, order, rows, node_of, ideal = unpack(
-        "window", message, 11
+    client, window, depth, digests, lengths, parents, sources, order, rows, node_of, ideal, kind = unpack(
+        "window", message, 12
     )
     head = WindowHead(
         client=typed(client, str),
@@ -88,6 +91,7 @@ def decode_window(message: bytes) -> WindowHead:
         rows=array_from(rows, "<i4"),
         node_of=array_from(node_of, "<i4"),
         ideal_rows=counted(ideal),
+        kind=kind_of_work(kind),
     )
     _check_window(head)
     return head

@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from ..workers.outbox import Owner
 from ..workers.wire import Int32Array
 from .costs import PlacementRules, Rates, Sizes
-from .mirror import Mirror
+from .mirror import Flight, Mirror
 from .plan import Plan, Segment
 from .pool_tree import PoolTree
 
 
 @dataclass(slots=True)
 class Work:
-    """One replica as placement sees it. run: its part of the plan. spared: late once, but it answered."""
+    """One replica as placement sees it. run: its part of the plan. spared: late once, but it answered.
+
+    generating: (window, position) of each item that it generates, with the command that sent it.
+    """
 
     mirror: Mirror
     rates: Rates
@@ -23,6 +27,7 @@ class Work:
     spared: bool = False
     refusals_in_row: int = 0
     busy_s: float = 0.0
+    generating: dict[tuple[str, int], Flight] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -59,6 +64,10 @@ class PoolState:
 
     loose: segments that no replica's run has. lone: items that must run alone. unbuildable: prefixes
     that an engine refused for a reason that will not pass.
+
+    Of windows to generate, places: position of each item that its client has not settled, by window;
+    settled_early: those settled while they were on their way to a replica; cancels: what replicas are to be
+    told that nobody needs any more, with the slot of each.
     """
 
     rules: PlacementRules
@@ -70,6 +79,9 @@ class PoolState:
     unbuildable: set[bytes] = field(default_factory=set)
     loose: deque[Segment] = field(default_factory=deque)
     lone: deque[Segment] = field(default_factory=deque)
+    places: dict[str, dict[int, int]] = field(default_factory=dict)
+    settled_early: dict[tuple[str, int], Owner] = field(default_factory=dict)
+    cancels: list[tuple[int, Owner]] = field(default_factory=list)
 
     def segment_s(self, work: Work, segment: Segment) -> float:
         """Estimated seconds of a segment on a replica that holds nothing for it."""
@@ -79,4 +91,8 @@ class PoolState:
     def backlog_s(self, work: Work) -> float:
         """Estimated seconds of everything a replica has ahead of it."""
         waiting = sum(self.segment_s(work, segment) for segment in work.run)
-        return waiting + sum(flight.estimate_s for flight in work.mirror.flights)
+        sent = sum(flight.estimate_s for flight in work.mirror.flights)
+        generating = sum(
+            flight.estimate_s / (flight.end - flight.begin) for flight in work.generating.values()
+        )
+        return waiting + sent + generating

@@ -2,6 +2,13 @@
 
 Invariant: every command submitted gets exactly one answer, a refusal included, unless the engine breaks; then
 every command that waits fails with EngineUnfit and the replica must be replaced.
+
+Order: commands are carried out by (epoch, sequence), whatever they ask for. A command to generate is carried
+out, and answered, once its prefixes are built and its requests have joined the running batch; their ids come
+afterwards, in slices of SLICE_S between commands. The batch stands still while a command runs and goes on
+where it was, to the same bits. After a command it has the thread for as long as that took, a slice at least
+and TURN_S at most, and whenever no command is next. So a command waits for others before it and for at most
+TURN_S and a step, and under constant scoring the batch has half of the time.
 """
 
 from __future__ import annotations
@@ -16,14 +23,17 @@ from typing import TypeVar
 
 import numpy as np
 
-from .executor import Executor, WindowTokens
+from .executor import Executor, Window
 from .inbox import GAP_S, Inbox
 from .model import ReplicaSettings
+from .outbox import Outbox, Owner
 from .self_test import self_test
 from .status import ModelFacts, State, Status
 from .wire import DIGEST_BYTES, Ack, Command, Inventory, Result
 
 INBOX_LIMIT = 8
+SLICE_S = 0.02
+TURN_S = 0.5
 T = TypeVar("T")
 _NO_RESULT = Result(
     np.empty(0, np.int32), np.empty(0, np.float32), np.empty(0, np.bool_), np.zeros(1, np.int64), failures=()
@@ -37,8 +47,17 @@ class EngineUnfit(RuntimeError):
 @dataclass(frozen=True, slots=True)
 class _Ticket:
     command: Command
-    window: WindowTokens
+    window: Window
     answer: Future[tuple[Ack, Result]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Slice:
+    """Generate for a while."""
+
+
+_Inquiry = tuple[int, Future[Inventory]]
+_Work = _Ticket | _Inquiry | _Slice
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +70,7 @@ class _Snapshot:
     memory_bytes: int = 0
     mismatches: int = 0
     commands: int = 0
+    generating: int = 0
 
 
 class EngineThread:
@@ -60,7 +80,11 @@ class EngineThread:
         self._settings = settings
         self._condition = threading.Condition()
         self._inbox: Inbox[_Ticket] = Inbox(INBOX_LIMIT, gap_s)
-        self._inquiries: list[tuple[int, Future[Inventory]]] = []
+        self._inquiries: list[_Inquiry] = []
+        self._cancelled: list[Owner] = []
+        self._cancels_all = False
+        self._owed_s = 0.0
+        self.outbox = Outbox()
         self._state, self._phase, self._message = State.LOADING, "start", ""
         self._facts: ModelFacts | None = None
         self._snapshot = _Snapshot()
@@ -71,7 +95,7 @@ class EngineThread:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
-    def submit(self, command: Command, window: WindowTokens) -> Future[tuple[Ack, Result]]:
+    def submit(self, command: Command, window: Window) -> Future[tuple[Ack, Result]]:
         """Queue one command. The answer may be a refusal; it is an EngineUnfit if the engine breaks."""
         ticket = _Ticket(command, window, _promise())
         with self._condition:
@@ -86,8 +110,17 @@ class EngineThread:
         self._refuse(refused)
         return ticket.answer
 
-    def inventory(self) -> Future[Inventory]:
-        """Begin a new epoch and list what is held once the running command is done; what waits is refused."""
+    def cancel(self, owners: list[Owner]) -> None:
+        """Forget requests that are generated for, before the next slice or command."""
+        with self._condition:
+            self._cancelled += owners
+            self._condition.notify()
+
+    def inventory(self, *, cancel_all: bool = False) -> Future[Inventory]:
+        """Begin a new epoch and list what is held once the running command is done; what waits is refused.
+
+        What is generated goes on, unless cancel_all: then every request is forgotten first.
+        """
         answer: Future[Inventory] = _promise()
         with self._condition:
             if self._state not in (State.READY, State.LOADING):
@@ -96,6 +129,7 @@ class EngineThread:
             epoch = self._inbox.epoch + 1
             refused = self._inbox.start_epoch(epoch)
             self._inquiries.append((epoch, answer))
+            self._cancels_all = self._cancels_all or cancel_all
             self._condition.notify()
         self._refuse(refused)
         return answer
@@ -119,11 +153,15 @@ class EngineThread:
             prefix_bytes=snapshot.total_bytes,
             prefix_budget_bytes=self._settings.prefix_budget_bytes,
             mismatches=snapshot.mismatches,
+            generating=snapshot.generating,
             facts=self._facts,
         )
 
     def drain(self) -> None:
-        """Take no new command, answer the ones that wait, close the model, end. `ended` is done then."""
+        """Take no new command, answer the ones that wait, close the model, end. `ended` is done then.
+
+        Completions on their way are forgotten: they may be long, and come to the same ids elsewhere.
+        """
         with self._condition:
             if self._state in (State.READY, State.LOADING):
                 self._state = State.DRAINING
@@ -139,7 +177,7 @@ class EngineThread:
         executor: Executor | None = None
         try:
             executor = self._load()
-            while (work := self._next_work()) is not None:
+            while (work := self._next_work(executor)) is not None:
                 self._perform(executor, work)
             executor.close()
             self._finish(State.CLOSED, "")
@@ -155,7 +193,8 @@ class EngineThread:
         model = self._settings.load()
         self._phase = "self-test"
         tested = self_test(model)
-        executor = Executor(model, self._settings.prefix_budget_bytes)
+        settings = self._settings
+        executor = Executor(model, settings.prefix_budget_bytes, self.outbox, settings.generation_batch)
         self._facts = ModelFacts(
             model.digest, model.numerics_id, tested.digest, int(model.max_seq_len), dict(model.descriptor)
         )
@@ -167,35 +206,54 @@ class EngineThread:
         self.loaded.set_result(None)
         return executor
 
-    def _next_work(self) -> _Ticket | tuple[int, Future[Inventory]] | None:
-        """The next inquiry or command in order; None when drained."""
+    def _next_work(self, executor: Executor) -> _Work | None:
+        """The next inquiry, command in order or slice; None when drained."""
         while True:
             with self._condition:
                 self._beat_s = time.monotonic()
+                self._forget_cancelled(executor)
                 if self._inquiries:
                     return self._inquiries.pop(0)
-                ticket = self._inbox.take()
-                if ticket is not None:
-                    return ticket
-                refused = self._inbox.overdue(self._beat_s)
                 # Read once: a drain that arrives during the wait must not skip what was submitted before it.
                 leaving = self._state is State.DRAINING
+                generates = bool(len(executor.generating)) and not leaving
+                if not (generates and self._owed_s > 0.0):
+                    ticket = self._inbox.take()
+                    if ticket is not None:
+                        return ticket
+                refused = self._inbox.overdue(self._beat_s)
                 if leaving:
                     refused += self._inbox.end_epoch("draining: the replica is leaving")
-                elif not refused:
+                elif not refused and not generates:
                     wait_s = self._inbox.wait_s(self._beat_s)
                     self._condition.wait(1.0 if wait_s is None else min(wait_s, 1.0))
             self._refuse(refused)
             if leaving:
                 return None
+            if generates:
+                return _Slice()
 
-    def _perform(self, executor: Executor, work: _Ticket | tuple[int, Future[Inventory]]) -> None:
-        self._step_began_s = time.monotonic()
-        if isinstance(work, tuple):
+    def _forget_cancelled(self, executor: Executor) -> None:
+        if not self._cancelled and not self._cancels_all:
+            return
+        if self._cancels_all:
+            executor.generating.cancel_all()
+        executor.generating.cancel(self._cancelled)
+        self._cancelled, self._cancels_all = [], False
+        self._publish(executor, 0)
+
+    def _perform(self, executor: Executor, work: _Work) -> None:
+        self._step_began_s = began_s = time.monotonic()
+        if isinstance(work, _Ticket):
+            self._execute(executor, work)
+            self._owed_s = min(max(time.monotonic() - began_s, SLICE_S), TURN_S)
+        elif isinstance(work, _Slice):
+            executor.generating.step(SLICE_S)
+            self._publish(executor, 0)
+            self._owed_s -= time.monotonic() - began_s
+        else:
             epoch, inquiry = work
             inquiry.set_result(executor.inventory(epoch))
-        else:
-            self._execute(executor, work)
         self._step_began_s = None
 
     def _execute(self, executor: Executor, ticket: _Ticket) -> None:
@@ -221,6 +279,7 @@ class EngineThread:
             memory_bytes=executor.memory_bytes,
             mismatches=table.mismatches,
             commands=self._snapshot.commands + num_commands,
+            generating=len(executor.generating),
         )
 
     def _refuse(self, refused: list[tuple[_Ticket, str]]) -> None:

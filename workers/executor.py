@@ -1,4 +1,4 @@
-"""One command on one model: drop, build, score in one call, isolate what cannot be scored."""
+"""One command on one model: drop, build, then score in one call or begin to generate; faults stay alone."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .generating import Generating
 from .model import Int32Array, Int64Array, Model, Prefix, is_a
-from .prefix_table import PrefixTable, Refused, Wanted
-from .wire import Ack, Build, Command, Inventory, ItemFailure, Result
+from .outbox import Outbox
+from .prefix_table import Held, PrefixTable, Refused, Wanted
+from .prompts import Prompts
+from .wire import GENERATE, Ack, Build, Command, Inventory, ItemFailure, Result
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +24,15 @@ class WindowTokens:
     offsets: Int64Array
     n_scored: Int32Array
 
+    def __len__(self) -> int:
+        return len(self.n_scored)
+
     def ids(self, item: int) -> Int32Array:
         """The ids of one item, a view."""
         return self.token_ids[self.offsets[item] : self.offsets[item + 1]]
+
+
+Window = WindowTokens | Prompts
 
 
 @dataclass(slots=True)
@@ -41,37 +50,49 @@ class _Piece:
 class Executor:
     """Executes commands on a model. Owned by the engine thread."""
 
-    def __init__(self, model: Model, budget_bytes: int) -> None:
+    def __init__(
+        self,
+        model: Model,
+        budget_bytes: int,
+        outbox: Outbox | None = None,
+        generation_batch: int | None = None,
+    ) -> None:
         self._model = model
+        self.generating = Generating(model, outbox or Outbox(), generation_batch)
         self._vocab_size = int(model.descriptor["vocab_size"])
         self.table = PrefixTable(model, budget_bytes)
 
-    def execute(self, command: Command, window: WindowTokens) -> tuple[Ack, Result]:
+    def execute(self, command: Command, window: Window) -> tuple[Ack, Result]:
         """Carry out one command. Returns a refused Ack and no scores if it cannot be, with nothing changed.
+
+        One that generates is carried out when its prefixes are built and its requests have joined the batch;
+        their ids come later, by the outbox.
 
         Raises whatever the engine raises that is neither a refusal nor the fault of an item: the replica is
         then unfit.
         """
         start, rows_before = time.perf_counter(), self._rows()
-        failures: list[ItemFailure] = []
         try:
             self._check_items(command, window)
             wanted = [self._wanted(build, command.depth, window) for build in command.builds]
             self.table.require(command.prefixes, command.drops, wanted)
-            built = self.table.change(command.drops, wanted)
+            built = self._change(command.drops, wanted)
         except Refused as refusal:
             ack = self._ack(
                 command, str(refusal), (), time.perf_counter() - start, self._rows() - rows_before, 0
             )
             return ack, _gather([], [])
-        pieces = self._pieces(command, window, failures)
-        self._score(pieces, command.depth, failures)
-        scored = [piece for piece in pieces if piece.logprobs is not None and _finite(piece, failures)]
         sizes = tuple((held.digest, held.size_bytes) for held in built)
+        if isinstance(window, Prompts):
+            failed, result = self._begin(command, window), _gather([], [])
+        else:
+            failures: list[ItemFailure] = []
+            pieces = self._pieces(command, window, failures)
+            self._score(pieces, command.depth, failures)
+            scored = [piece for piece in pieces if piece.logprobs is not None and _finite(piece, failures)]
+            failed, result = len(failures), _gather(scored, failures)
         seconds = time.perf_counter() - start
-        return self._ack(command, "", sizes, seconds, self._rows() - rows_before, len(failures)), _gather(
-            scored, failures
-        )
+        return self._ack(command, "", sizes, seconds, self._rows() - rows_before, failed), result
 
     def inventory(self, epoch: int) -> Inventory:
         """Everything held now."""
@@ -83,7 +104,8 @@ class Executor:
         return int(self._model.vram_usage_bytes)
 
     def close(self) -> None:
-        """Free the prefixes, then the model."""
+        """Forget what is generated, free the prefixes, then the model."""
+        self.generating.close()
         self.table.close()
         self._model.close()
 
@@ -102,14 +124,45 @@ class Executor:
         table, total = self.table.table_digest(), self.table.total_bytes
         return Ack(command.epoch, command.sequence, refused, built, total, table, rows, seconds, failed)
 
-    def _check_items(self, command: Command, window: WindowTokens) -> None:
-        limit = len(window.n_scored)
+    def _change(self, drops: Sequence[bytes], wanted: Sequence[Wanted]) -> list[Held]:
+        """Drop and build; where memory runs short the running completions give up theirs for the moment."""
+        try:
+            return self.table.change(drops, wanted)
+        except Refused as refusal:
+            if not str(refusal).startswith("out_of_memory") or not self.generating.make_room():
+                raise
+        return self.table.change(drops, wanted)
+
+    def _begin(self, command: Command, prompts: Prompts) -> int:
+        """Let the items of a command join the batch. Returns how many of them cannot."""
+        failed = 0
+        for item, prefix_of in zip(command.items.tolist(), command.prefix_of.tolist(), strict=True):
+            ids = prompts.ids(item)
+            if message := self._outside(ids):
+                owner = (prompts.client, prompts.window, item)
+                self.generating.refuse(owner, "token_out_of_range", message)
+                failed += 1
+                continue
+            prefix = self.table.matching(command.prefixes[prefix_of], ids) if prefix_of >= 0 else None
+            own = ids[prefix.length :] if prefix else ids
+            failed += bool(self.generating.add(prompts, item, own, prefix))
+        return failed
+
+    def _outside(self, ids: Int32Array) -> str:
+        """What is wrong with ids that the vocabulary does not have; empty if it has all of them."""
+        bad = ids[(ids < 0) | (ids >= self._vocab_size)]
+        return f"token id {bad[0]} is outside the vocabulary of {self._vocab_size}" if len(bad) else ""
+
+    def _check_items(self, command: Command, window: Window) -> None:
+        if isinstance(window, Prompts) != (command.kind == GENERATE):
+            raise Refused(f"kind: a command to {command.kind} on a window for something else")
+        limit = len(window)
         highest = max([build.source for build in command.builds], default=-1)
         highest = max(highest, int(command.items.max())) if len(command.items) else highest
         if highest >= limit:
             raise Refused(f"unknown item: {highest} of a window of {limit} items")
 
-    def _wanted(self, build: Build, depth: int, window: WindowTokens) -> Wanted:
+    def _wanted(self, build: Build, depth: int, window: Window) -> Wanted:
         ids = window.ids(build.source)[: build.end]
         if len(ids) < build.end:
             raise Refused(
@@ -122,9 +175,7 @@ class Executor:
         pieces = []
         for item, prefix_of in zip(command.items.tolist(), command.prefix_of.tolist(), strict=True):
             ids = window.ids(item)
-            if ids.min(initial=0) < 0 or ids.max(initial=0) >= self._vocab_size:
-                bad = ids[(ids < 0) | (ids >= self._vocab_size)][0]
-                message = f"token id {bad} is outside the vocabulary of {self._vocab_size}"
+            if message := self._outside(ids):
                 failures.append(ItemFailure(item, "token_out_of_range", message))
                 continue
             prefix = self.table.matching(command.prefixes[prefix_of], ids) if prefix_of >= 0 else None
@@ -144,7 +195,9 @@ class Executor:
             kind = item_error_class(error)
             if kind is None:
                 raise
-            if len(pieces) > 1:
+            if kind == "out_of_memory" and self.generating.make_room():
+                self._score(pieces, depth, failures)
+            elif len(pieces) > 1:
                 middle = len(pieces) // 2
                 self._score(pieces[:middle], depth, failures)
                 self._score(pieces[middle:], depth, failures)

@@ -17,6 +17,7 @@ from .wire import (
     array_from,
     counted,
     digest_from,
+    kind_of_work,
     listed,
     pack,
     record,
@@ -37,12 +38,15 @@ def encode_command(command: Command) -> bytes:
         builds,
     ]
     fields += [list(command.prefixes), array_fields(command.items), array_fields(command.prefix_of)]
+    fields.append(command.kind)
     return pack("command", fields)
 
 
 def decode_command(message: bytes) -> Command:
     """A command from bytes. Raises WireError."""
-    epoch, sequence, window, depth, drops, builds, prefixes, items, prefix_of = unpack("command", message, 9)
+    epoch, sequence, window, depth, drops, builds, prefixes, items, prefix_of, kind = unpack(
+        "command", message, 10
+    )
     command = Command(
         epoch=counted(epoch),
         sequence=counted(sequence),
@@ -53,6 +57,7 @@ def decode_command(message: bytes) -> Command:
         prefixes=tuple(digest_from(digest) for digest in listed(prefixes)),
         items=array_from(items, "<i4"),
         prefix_of=array_from(prefix_of, "<i4"),
+        kind=kind_of_work(kind),
     )
     if len(command.items) != len(command.prefix_of):
         raise WireError(f"{len(command.items)} items but {len(command.prefix_of)} prefix indices")

@@ -35,6 +35,35 @@ class Scores(Protocol):
     def offsets(self) -> Int64Array: ...
 
 
+class Step(Protocol):
+    """What came: an id of a request an entry, in order; then who finished and how, and who failed and why."""
+
+    @property
+    def keys(self) -> Int64Array: ...
+    @property
+    def token_ids(self) -> Int32Array: ...
+    @property
+    def logprobs(self) -> NDArray[np.float32]: ...
+    @property
+    def depths(self) -> Int32Array: ...
+    @property
+    def finished(self) -> Sequence[tuple[int, str]]: ...
+    @property
+    def failed(self) -> Sequence[tuple[int, Exception]]: ...
+
+
+class Batch(Protocol):
+    """Completions that run together, step by step."""
+
+    @property
+    def running(self) -> int: ...
+    def add(self, token_ids: Int32Array, max_new_tokens: int, **settings: Any) -> int: ...
+    def cancel(self, key: int) -> bool: ...
+    def step(self, seconds: float = 0.0) -> Step: ...
+    def put_back(self) -> None: ...
+    def close(self) -> None: ...
+
+
 class Model(Protocol):
     """One loaded model. Not thread-safe: only the thread that made it may call it."""
 
@@ -61,6 +90,7 @@ class Model(Protocol):
         depth: int | None = None,
     ) -> Scores: ...
     def prefix(self, token_ids: Int32Array, depth: int | None = None, parent: Any = None) -> Prefix: ...
+    def generation(self, max_batch: int | None = None) -> Batch: ...
     def close(self) -> None: ...
 
 
@@ -68,6 +98,7 @@ class Model(Protocol):
 class ReplicaSettings:
     """What one replica loads. prefix_budget_bytes: most bytes of prefixes it may hold.
 
+    generation_batch: most completions that run together; None: the engine's own.
     factory: "module:function" with the signature of tinyloop.native.load_model.
     """
 
@@ -76,6 +107,7 @@ class ReplicaSettings:
     threads: int
     prefix_budget_bytes: int
     load_options: Mapping[str, Any]
+    generation_batch: int | None = None
 
     def load(self) -> Model:
         """Load the model on the calling thread. Raises what the engine raises."""

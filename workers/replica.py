@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections import OrderedDict
 from typing import Any
 
@@ -11,12 +12,17 @@ import numpy as np
 import ray
 
 from .engine_thread import EngineThread
-from .executor import WindowTokens
+from .executor import Window, WindowTokens
 from .messages import decode_command, encode_ack, encode_inventory, encode_result
 from .model import ReplicaSettings
+from .outbox import Owner
+from .prompts import decode_prompts
 from .status import encode_status
+from .tokens import encode_tokens
 
 WINDOWS_KEPT = 3
+# Ids of all of a client's completions that came within this time travel in one message.
+BUNDLE_S = 0.05
 
 
 class Replica:
@@ -27,8 +33,11 @@ class Replica:
             # Ray no longer hides the GPUs of an actor that asked for none; the engine opens the driver only
             # later.
             os.environ["CUDA_VISIBLE_DEVICES"] = ""
-        self._windows: OrderedDict[str, WindowTokens] = OrderedDict()
+        self._windows: OrderedDict[str, Window] = OrderedDict()
         self._engine = EngineThread(settings)
+        self._news: dict[str, asyncio.Event] = {}
+        self._sent_s: dict[str, float] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def run(self, command_bytes: bytes, window: list[Any]) -> tuple[bytes, bytes]:
         """Carry out one command. window: one reference in a list, so that Ray does not fetch it on the way.
@@ -41,9 +50,34 @@ class Replica:
         ack, result = await asyncio.wrap_future(self._engine.submit(command, tokens))
         return encode_ack(ack), encode_result(result)
 
-    async def inventory(self) -> bytes:
-        """Begin a new epoch and say what is held at its start."""
-        return encode_inventory(await asyncio.wrap_future(self._engine.inventory()))
+    async def inventory(self, cancel_all: bool = False) -> bytes:
+        """Begin a new epoch and say what is held at its start. cancel_all: forget every completion first."""
+        return encode_inventory(await asyncio.wrap_future(self._engine.inventory(cancel_all=cancel_all)))
+
+    async def tokens(self, client: str, after: int, timeout_s: float) -> bytes | None:
+        """The bundle of generated ids after the one numbered `after`; waits for an id. None: none came.
+
+        A bundle comes again until the client asks for the one after it.
+        """
+        news = self._news.setdefault(client, asyncio.Event())
+        if self._loop is None:
+            # That of this method: other concurrency groups have loops of their own.
+            self._loop, self._engine.outbox.on_news = asyncio.get_running_loop(), self._tell
+        await asyncio.sleep(max(self._sent_s.get(client, 0.0) + BUNDLE_S - time.monotonic(), 0.0))
+        news.clear()
+        bundle = self._engine.outbox.take(client, after)
+        if bundle is None:
+            try:
+                await asyncio.wait_for(news.wait(), timeout_s)
+            except TimeoutError:
+                return None
+            bundle = self._engine.outbox.take(client, after)
+        self._sent_s[client] = time.monotonic()
+        return None if bundle is None else encode_tokens(bundle)
+
+    async def cancel(self, owners: list[Owner]) -> None:
+        """Forget completions; those that have ended are passed over."""
+        self._engine.cancel([(str(client), int(window), int(item)) for client, window, item in owners])
 
     async def until_death(self) -> None:
         """Never returns: its failure is the news that this process is gone."""
@@ -66,18 +100,29 @@ class Replica:
         self._engine.drain()
         await asyncio.shield(asyncio.wrap_future(self._engine.ended))
 
-    async def _window(self, name: str, reference: list[Any]) -> WindowTokens:
+    def _tell(self, client: str) -> None:
+        """Wake whoever waits for ids of a client. Called on the engine's thread."""
+        if client in self._news:
+            assert self._loop is not None
+            self._loop.call_soon_threadsafe(self._news[client].set)
+
+    async def _window(self, name: str, reference: list[Any]) -> Window:
         if name not in self._windows:
-            token_ids, offsets, n_scored = await reference[0]
-            # Views, since an array from the object store has a dtype equal to int32 but not the one object
-            # that the engine asks for.
-            self._windows[name] = WindowTokens(
-                token_ids.view(np.int32), offsets.view(np.int64), n_scored.view(np.int32)
-            )
+            self._windows[name] = _window_from(await reference[0])
             while len(self._windows) > WINDOWS_KEPT:
                 self._windows.popitem(last=False)
         self._windows.move_to_end(name)
         return self._windows[name]
+
+
+def _window_from(payload: Any) -> Window:
+    """What a client put into the object store: a message of requests, or three arrays to score."""
+    if isinstance(payload, bytes):
+        return decode_prompts(payload)
+    token_ids, offsets, n_scored = payload
+    # Views, since an array from the object store has a dtype equal to int32 but not the one object that the
+    # engine asks for.
+    return WindowTokens(token_ids.view(np.int32), offsets.view(np.int64), n_scored.view(np.int32))
 
 
 REPLICA_OPTIONS: dict[str, Any] = {

@@ -33,7 +33,7 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """A snapshot. phase and message: what failed, if unfit.
+    """A snapshot. phase and message: what failed, if unfit. generating: completions on their way.
 
     step_age_s: how long the running command has run, 0 if none. beat_age_s: since the thread's loop turned.
     """
@@ -54,11 +54,15 @@ class Status:
     prefix_budget_bytes: int
     mismatches: int
     facts: ModelFacts | None = field(default=None)
+    generating: int = 0
+
+
+_PLAIN = [entry for entry in fields(Status) if entry.name != "facts"]
 
 
 def encode_status(status: Status) -> bytes:
     """A status as bytes."""
-    values = [getattr(status, entry.name) for entry in fields(Status)[:-1]]
+    values = [getattr(status, entry.name) for entry in _PLAIN]
     return pack("status", [*values, asdict(status.facts) if status.facts else None])
 
 
@@ -67,8 +71,7 @@ def decode_status(message: bytes) -> Status:
     *values, facts = unpack("status", message, len(fields(Status)))
     kinds: dict[str, type] = {"str": str, "int": int, "float": float}
     known: dict[str, Any] = {
-        entry.name: typed(value, kinds[str(entry.type)])
-        for value, entry in zip(values, fields(Status)[:-1], strict=True)
+        entry.name: typed(value, kinds[str(entry.type)]) for value, entry in zip(values, _PLAIN, strict=True)
     }
     return Status(**known, facts=None if facts is None else _facts_from(facts))
 

@@ -13,10 +13,10 @@ import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
-VERSION = 1
+VERSION = 2
 DIGEST_BYTES = 16
 MAX_BYTES = 1 << 30
-_DTYPES = {"<i4", "<i8", "<f4", "|b1"}
+SCORE, GENERATE = "score", "generate"
 T = TypeVar("T")
 
 Int32Array = NDArray[np.int32]
@@ -40,9 +40,10 @@ class Build:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """Drop, then build, then score `items` of one window, in that order.
+    """Drop, then build, then score `items` of one window or begin to generate for them, in that order.
 
-    items: int32 [m] indices into the window; prefix_of: int32 [m] index into prefixes, -1 for none.
+    kind: SCORE or GENERATE, which is the window's. items: int32 [m] indices into the window; prefix_of: int32
+    [m] index into prefixes, -1 for none.
     """
 
     epoch: int
@@ -54,6 +55,7 @@ class Command:
     prefixes: tuple[bytes, ...]
     items: Int32Array
     prefix_of: Int32Array
+    kind: str = SCORE
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +182,14 @@ def digest_from(value: object, *, or_empty: bool = False) -> bytes:
     if len(digest) != DIGEST_BYTES and not (or_empty and not digest):
         raise WireError(f"expected a digest of {DIGEST_BYTES} bytes, got {len(digest)}")
     return digest
+
+
+def kind_of_work(value: object) -> str:
+    """SCORE or GENERATE. Raises WireError naming any other."""
+    kind = typed(value, str)
+    if kind not in (SCORE, GENERATE):
+        raise WireError(f"expected {SCORE!r} or {GENERATE!r} as the kind of work, got {kind[:80]!r}")
+    return kind
 
 
 def listed(value: object) -> list[Any]:

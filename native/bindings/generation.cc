@@ -8,10 +8,6 @@
 
 namespace tinyloop {
 
-namespace {
-
-using namespace py::literals;
-
 PyGenerateRequest make_request(const py::object& token_ids, int max_new_tokens,
                                const std::optional<PyPrefix>& prefix, std::optional<int> depth,
                                double temperature, int64_t top_k, double top_p, double min_p,
@@ -37,47 +33,58 @@ PyGenerateRequest make_request(const py::object& token_ids, int max_new_tokens,
   return request;
 }
 
-// The requests as the engine takes them; `prefixes` keeps theirs alive.
-std::vector<GenerateItem> make_items(const PyModel& model,
-                                     const std::vector<PyGenerateRequest>& requests,
-                                     std::vector<std::shared_ptr<PrefixState>>& prefixes) {
+GenerateItem make_item(const PyModel& model, const PyGenerateRequest& r,
+                       std::shared_ptr<PrefixState> prefix) {
   const Descriptor& descriptor = model.open()->descriptor;
+  GenerateItem item;
+  item.ids = r.token_ids.data();
+  item.n_ids = static_cast<size_t>(r.token_ids.size());
+  item.prefix = std::move(prefix);
+  item.depth = model.depth_or_default(r.depth);
+  item.max_new_tokens = r.max_new_tokens;
+  if (r.stop_ids) {
+    item.stop_ids = *r.stop_ids;
+  } else {
+    item.stop_ids.assign(descriptor.eos_ids.begin(), descriptor.eos_ids.end());
+  }
+  item.sampling = r.sampling;
+  item.seed = r.seed;
+  if (r.exit_threshold) item.exit_threshold = *r.exit_threshold;
+  item.min_depth = r.min_depth;
+  return item;
+}
+
+namespace {
+
+std::vector<GenerateItem> make_items(const PyModel& model,
+                                     const std::vector<PyGenerateRequest>& requests) {
   std::vector<std::optional<PyPrefix>> given;
   for (const PyGenerateRequest& r : requests) given.push_back(r.prefix);
-  prefixes = open_all(given, "request");
+  const std::vector<std::shared_ptr<PrefixState>> prefixes = open_all(given, "request");
   std::vector<GenerateItem> items;
   for (const PyGenerateRequest& r : requests) {
-    GenerateItem item;
-    item.ids = r.token_ids.data();
-    item.n_ids = static_cast<size_t>(r.token_ids.size());
-    item.prefix = prefixes[items.size()].get();
-    item.depth = model.depth_or_default(r.depth);
-    item.max_new_tokens = r.max_new_tokens;
-    if (r.stop_ids) {
-      item.stop_ids = *r.stop_ids;
-    } else {
-      item.stop_ids.assign(descriptor.eos_ids.begin(), descriptor.eos_ids.end());
-    }
-    item.sampling = r.sampling;
-    item.seed = r.seed;
-    if (r.exit_threshold) item.exit_threshold = *r.exit_threshold;
-    item.min_depth = r.min_depth;
-    items.push_back(std::move(item));
+    items.push_back(make_item(model, r, prefixes[items.size()]));
   }
   return items;
 }
 
 }  // namespace
 
-py::list generate_face(const PyModel& model, const std::vector<PyGenerateRequest>& requests,
-                       const py::object& on_token, std::optional<int> max_batch) {
-  const std::shared_ptr<Engine> engine = model.open();
-  std::vector<std::shared_ptr<PrefixState>> prefixes;
-  const std::vector<GenerateItem> items = make_items(model, requests, prefixes);
+int checked_batch(std::optional<int> max_batch) {
   if (max_batch && *max_batch < 1) {
     throw InvalidInputError("cannot generate with max_batch=" + std::to_string(*max_batch) +
                             ": it must be at least 1, or None for 64");
   }
+  return max_batch.value_or(0);
+}
+
+const char* name(Finish finish) { return finish == Finish::kStop ? "stop" : "length"; }
+
+py::list generate_face(const PyModel& model, const std::vector<PyGenerateRequest>& requests,
+                       const py::object& on_token, std::optional<int> max_batch) {
+  const std::shared_ptr<Engine> engine = model.open();
+  const std::vector<GenerateItem> items = make_items(model, requests);
+  const int batch = checked_batch(max_batch);
   OnToken callback;
   if (!on_token.is_none()) {
     callback = [&](size_t request, int32_t id, float logprob) {
@@ -88,7 +95,7 @@ py::list generate_face(const PyModel& model, const std::vector<PyGenerateRequest
   std::vector<Completion> completions;
   {
     const WithoutGil nogil;
-    completions = generate(engine, items, max_batch.value_or(0), callback);
+    completions = generate(engine, items, batch, callback);
   }
   py::list out;
   for (Completion& completion : completions) out.append(std::move(completion));
@@ -122,7 +129,6 @@ void bind_generation(py::module_& m) {
           "depths", [](const Completion& c) { return array_of(c.depths); },
           "int32: loops that the row which predicted each id ran.")
       .def_property_readonly(
-          "finish_reason",
-          [](const Completion& c) { return c.finish == Finish::kStop ? "stop" : "length"; },
+          "finish_reason", [](const Completion& c) { return name(c.finish); },
           "\"stop\" after a stop id, \"length\" after max_new_tokens.");
 }

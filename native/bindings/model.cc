@@ -279,6 +279,7 @@ void bind_model(py::module_& m) {
                             "call raises ConcurrentUseError at once and changes nothing.");
   refuse_new(model);
   bind_calls(model);
+  bind_start_of_generation(model);
   bind_facts(model);
   model.def_property_readonly("closed", &PyModel::closed)
       .def("close", &PyModel::close)

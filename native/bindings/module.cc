@@ -36,6 +36,7 @@ PYBIND11_MODULE(_core, m) {
   bind_handles(m);
   bind_scoring(m);
   bind_generation(m);
+  bind_live_generation(m);
   bind_model(m);
   bind_pool(m);
   bind_sampling(m);

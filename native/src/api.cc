@@ -1,6 +1,7 @@
 // The public C++ calls over the engine. Each holds what it uses for the length of the call: handles
 // and the model may be freed while it runs.
 #include <algorithm>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <vector>
@@ -33,6 +34,19 @@ std::shared_ptr<PrefixState> state_of(const PrefixCache* prefix,
 // Of one of several.
 std::shared_ptr<PrefixState> state_of(const PrefixCache* prefix, const char* whose, size_t index) {
   return state_of(prefix, "the prefix of " + (whose + (" " + std::to_string(index))));
+}
+
+GenerateItem item_of(const Engine& engine, const GenerateRequest& r, size_t index) {
+  return {r.ids,
+          r.n_ids,
+          state_of(r.prefix, "request", index),
+          default_depth(engine, r.depth),
+          r.max_new_tokens,
+          r.stop_ids,
+          r.sampling,
+          r.seed,
+          r.exit_threshold,
+          r.min_depth};
 }
 
 // Requests as the engine takes them, and what keeps their prefixes alive.
@@ -223,15 +237,46 @@ size_t pool_bytes(const PrefixPool* pool) { return pool->pool.ledger.bytes(); }
 std::vector<Completion> generate(Model* model, const std::vector<GenerateRequest>& requests,
                                  int max_batch, const OnToken& on_token) {
   const std::shared_ptr<Engine> engine = model->engine;
-  std::vector<std::shared_ptr<PrefixState>> prefixes;
   std::vector<GenerateItem> items;
-  for (const GenerateRequest& r : requests) {
-    prefixes.push_back(state_of(r.prefix, "request", prefixes.size()));
-    items.push_back({r.ids, r.n_ids, prefixes.back().get(), default_depth(*engine, r.depth),
-                     r.max_new_tokens, r.stop_ids, r.sampling, r.seed, r.exit_threshold,
-                     r.min_depth});
-  }
+  for (const GenerateRequest& r : requests) items.push_back(item_of(*engine, r, items.size()));
   return generate(engine, items, max_batch, on_token);
+}
+
+Generation* make_generation(Model* model, int max_batch) {
+  return new Generation{model->engine, start_batch(model->engine, max_batch)};
+}
+void free_generation(Generation* generation) { delete generation; }
+size_t generation_add(Generation* generation, const GenerateRequest& request) {
+  const std::shared_ptr<Engine> engine = generation->engine;
+  const std::shared_ptr<GenerateBatch> batch = generation->batch;
+  const ForwardGuard guard(*engine);
+  return batch->add(item_of(*engine, request, 0));
+}
+bool generation_cancel(Generation* generation, size_t key) {
+  const std::shared_ptr<Engine> engine = generation->engine;
+  const std::shared_ptr<GenerateBatch> batch = generation->batch;
+  const ForwardGuard guard(*engine);
+  return batch->cancel(key);
+}
+bool generation_step(Generation* generation, GenerateEvents* events) {
+  const std::shared_ptr<Engine> engine = generation->engine;
+  const std::shared_ptr<GenerateBatch> batch = generation->batch;
+  const ForwardGuard guard(*engine);
+  const bool ran = batch->step();
+  GenerateEvents came = batch->take_events();
+  const auto move_to = [](auto& from, auto& to) {
+    to.insert(to.end(), std::make_move_iterator(from.begin()), std::make_move_iterator(from.end()));
+  };
+  move_to(came.tokens, events->tokens);
+  move_to(came.finished, events->finished);
+  move_to(came.failed, events->failed);
+  return ran;
+}
+void generation_put_back(Generation* generation) {
+  const std::shared_ptr<Engine> engine = generation->engine;
+  const std::shared_ptr<GenerateBatch> batch = generation->batch;
+  const ForwardGuard guard(*engine);
+  batch->put_back();
 }
 
 }  // namespace tinyloop

@@ -1,9 +1,11 @@
-// Generation: sequences that join, decode and leave in one continuous batch.
+// Generation in one call: its requests join, decode and leave in one continuous batch.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <limits>
+#include <memory>
+#include <string>
 #include <vector>
 
 #include "engine.h"
@@ -16,7 +18,7 @@ namespace tinyloop {
 struct GenerateItem {
   const int32_t* ids = nullptr;  // at least one; they follow those of `prefix`
   size_t n_ids = 0;
-  const PrefixState* prefix = nullptr;
+  std::shared_ptr<const PrefixState> prefix;
   int depth = 0;
   int max_new_tokens = 0;
   std::vector<int32_t> stop_ids;
@@ -28,6 +30,12 @@ struct GenerateItem {
   double exit_threshold = std::numeric_limits<double>::infinity();
   int min_depth = 1;
 };
+
+// What errors call a request.
+std::string request_name(size_t index);
+
+// Throws what refuses an item, named by its index. Reads the item's ids.
+void check_item(const Engine& engine, const GenerateItem& item, size_t index);
 
 // A completion depends on its own item only: not on batch mates, max_batch or order. max_batch:
 // most sequences at a time; 0: 64. When memory runs short the youngest sequence is put back and

@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "engine.h"
+#include "generate_batch.h"
 #include "pool.h"
 #include "prefix.h"
 #include "resume.h"
@@ -14,6 +15,10 @@ struct tinyloop::Model {
 };
 struct tinyloop::PrefixCache {
   std::shared_ptr<tinyloop::PrefixState> state;
+};
+struct tinyloop::Generation {
+  std::shared_ptr<tinyloop::Engine> engine;
+  std::shared_ptr<tinyloop::GenerateBatch> batch;
 };
 struct tinyloop::PrefixPool {
   tinyloop::Pool pool;

@@ -50,7 +50,7 @@ class Actor:
         self.sent.append((command, acknowledgement))
         return [acknowledgement, f"result of {len(self.sent)}"]
 
-    async def _inventory(self) -> bytes:
+    async def _inventory(self, cancel_all: bool = False) -> bytes:
         return encode_inventory(self.simulated.inventory())
 
     async def _health(self) -> bytes:
@@ -183,7 +183,7 @@ def test_a_replica_that_cannot_be_understood_is_given_up(killed: list[Actor]) ->
         actor = Actor()
         router, name = await attached(PlacementRules(), actor)
         await submit(router, name)
-        actor.sent.pop(0)[1].set_result(b"\x01 no acknowledgement")
+        actor.sent.pop(0)[1].set_result(bytes([VERSION]) + b" no acknowledgement")
         while not killed:
             await asyncio.sleep(0)
         assert "is not valid msgpack" in (await router.detach(0, 1))[1]

@@ -18,6 +18,8 @@ RAY_FILES = {
     "cluster/pool.py",
     "cluster/supervisor.py",
     "cluster/session.py",
+    "cluster/generation.py",
+    "cluster/generation_desk.py",
     "cluster/cli.py",
 }
 # Training and the reference are tools of development; the converter reads foreign weights.

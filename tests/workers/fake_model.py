@@ -2,6 +2,7 @@
 depth and nothing else, so any mix-up of prefixes, items or depths changes numbers.
 
 The model file is JSON: {"vocab": 1000, "bytes_per_token": 100, "memory_bytes": 10**9, "row_seconds": 0.0,
+"token_seconds": 0.0,
 "exit_on": id,
 "nan_on": id, "oom_on": id, "break_on": id, "stop_on": id, "marker": path, "fail_load": text, "numerics":
 "fake"}.
@@ -68,6 +69,118 @@ def expected_logprobs(ids: NDArray[np.int32], depth: int) -> NDArray[np.float32]
     return values[1:]
 
 
+def expected_completion(
+    ids: NDArray[np.int32],
+    max_new_tokens: int,
+    *,
+    depth: int | None = None,
+    stop_ids: Sequence[int] = (),
+    seed: int = 0,
+    vocab: int = 1000,
+    **settings: Any,
+) -> tuple[list[int], list[float], list[int], str]:
+    """Ids, log-probabilities, depths and reason: each id is a hash of all before it and of every setting."""
+    loops = depth or 2
+    key = repr(sorted(settings.items())).encode()
+    found: tuple[list[int], list[float], list[int], str] = ([], [], [], "length")
+    text = ids.astype("<i4").tobytes()
+    while len(found[0]) < max_new_tokens:
+        position = len(text) // 4
+        code = sha256(text + key + f"/{loops}/{seed}/{position}".encode()).digest()
+        token = int.from_bytes(code[:4], "little") % vocab
+        found[0].append(token)
+        found[1].append(float(np.float32(-int.from_bytes(code[4:6], "little") / 1024)))
+        found[2].append(1 + code[6] % loops if settings.get("exit_threshold", np.inf) < 1 else loops)
+        text += token.to_bytes(4, "little")
+        if token in stop_ids:
+            return (*found[:3], "stop")
+    return found
+
+
+@dataclass
+class FakeStep:
+    keys: NDArray[np.int64]
+    token_ids: NDArray[np.int32]
+    logprobs: NDArray[np.float32]
+    depths: NDArray[np.int32]
+    finished: list[tuple[int, str]]
+    failed: list[tuple[int, Exception]]
+
+
+class FakeBatch:
+    """One id of every request a step, which takes token_seconds."""
+
+    def __init__(self, model: FakeModel) -> None:
+        self._model = model
+        self._done: dict[int, int] = {}
+        self._whole: dict[int, tuple[list[int], list[float], list[int], str]] = {}
+        self._next = 0
+
+    @property
+    def running(self) -> int:
+        return len(self._done)
+
+    def add(
+        self, token_ids: NDArray[np.int32], max_new_tokens: int, *, prefix: FakePrefix | None, **settings: Any
+    ) -> int:
+        if not len(token_ids):
+            raise InvalidInputError("it has no ids; at least one must follow the prefix")
+        self._model._enter(token_ids)
+        if prefix:
+            assert not prefix.closed
+            assert prefix.depth >= settings["depth"]
+        ids = np.concatenate([prefix.ids, token_ids]) if prefix else token_ids
+        if len(ids) + max_new_tokens > FakeModel.max_seq_len:
+            raise InvalidInputError(f"it could reach position {len(ids) + max_new_tokens}")
+        self._model.counters["rows"] += len(token_ids)
+        key, self._next = self._next, self._next + 1
+        vocab = int(self._model.config["vocab"])
+        self._whole[key] = expected_completion(ids, max_new_tokens, vocab=vocab, **settings)
+        self._done[key] = 0
+        return key
+
+    def cancel(self, key: int) -> bool:
+        self._whole.pop(key, None)
+        return self._done.pop(key, None) is not None
+
+    def step(self, seconds: float = 0.0) -> FakeStep:
+        self._model._enter(np.zeros(1, dtype=np.int32))
+        began, came = time.monotonic(), []
+        finished: list[tuple[int, str]] = []
+        failed: list[tuple[int, Exception]] = []
+        while self._done:
+            time.sleep(self._model.config["token_seconds"])
+            for key, done in list(self._done.items()):
+                ids, logprobs, depths, reason = self._whole[key]
+                if ids[done] == self._model.config.get("nan_on"):
+                    failed.append((key, RuntimeError("no logit of its next token is a number")))
+                    self.cancel(key)
+                    continue
+                self._model._enter(np.array(ids[done : done + 1], dtype=np.int32))
+                came.append((key, ids[done], logprobs[done], depths[done]))
+                self._done[key] = done + 1
+                if done + 1 == len(ids):
+                    finished.append((key, reason))
+                    self.cancel(key)
+            if time.monotonic() - began >= seconds:
+                break
+        columns = [list(column) for column in zip(*came, strict=True)] or [[], [], [], []]
+        return FakeStep(
+            np.array(columns[0], np.int64),
+            np.array(columns[1], np.int32),
+            np.array(columns[2], np.float32),
+            np.array(columns[3], np.int32),
+            finished,
+            failed,
+        )
+
+    def put_back(self) -> None:
+        self._model._enter(np.zeros(1, dtype=np.int32))
+
+    def close(self) -> None:
+        self._done.clear()
+
+
 class FakeModel:
     max_seq_len = 2048
 
@@ -78,6 +191,7 @@ class FakeModel:
             "bytes_per_token": 100,
             "memory_bytes": 10**9,
             "row_seconds": 0.0,
+            "token_seconds": 0.0,
             "numerics": "fake",
         }
         self.config: dict[str, Any] = {**defaults, **json.loads(text)}
@@ -151,6 +265,10 @@ class FakeModel:
         self.used_bytes += made.bytes
         self.counters["rows"] += len(token_ids)
         return made
+
+    def generation(self, max_batch: int | None = None) -> FakeBatch:
+        assert max_batch is None or max_batch >= 1
+        return FakeBatch(self)
 
     def close(self) -> None:
         self.closed = True

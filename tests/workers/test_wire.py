@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import msgpack
@@ -10,9 +11,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tinyloop.cluster.generate_wire import Settled, decode_settled, encode_settled
 from tinyloop.cluster.wire import decode_deliveries, decode_window
 from tinyloop.workers import messages, wire
+from tinyloop.workers.prompts import decode_prompts
 from tinyloop.workers.status import ModelFacts, Status, decode_status, encode_status
+from tinyloop.workers.tokens import decode_tokens
 from tinyloop.workers.wire import VERSION, WireError
 
 DECODERS: list[Callable[[bytes], Any]] = [
@@ -23,8 +27,12 @@ DECODERS: list[Callable[[bytes], Any]] = [
     decode_status,
     decode_window,
     decode_deliveries,
+    decode_prompts,
+    decode_tokens,
+    decode_settled,
 ]
-KINDS = ["command", "ack", "result", "inventory", "status", "window", "deliveries"]
+KINDS = ["command", "ack", "result", "inventory", "status", "window", "deliveries", "prompts", "tokens"]
+KINDS += ["settled"]
 A, B = bytes(16), bytes(range(16))
 
 COMMAND = wire.Command(
@@ -50,7 +58,7 @@ INVENTORY = wire.Inventory(4, (wire.HeldPrefix(B, b"", 7, 2, 4096),), 4096)
 FACTS = ModelFacts(
     "digest", "cpu", "selftest", 2048, {"vocab_size": 8192, "eos_ids": [1, 2], "tied_head": True}
 )
-STATUS = Status("ready", "run", "", 1, "host", 2, 3, 4, 0.5, 0.25, 100, 2, 50, 60, 0, FACTS)
+STATUS = Status("ready", "run", "", 1, "host", 2, 3, 4, 0.5, 0.25, 100, 2, 50, 60, 0, FACTS, 7)
 
 values = st.recursive(
     st.none()
@@ -72,11 +80,17 @@ values = st.recursive(
         (RESULT, messages.encode_result, messages.decode_result),
         (INVENTORY, messages.encode_inventory, messages.decode_inventory),
         (STATUS, encode_status, decode_status),
+        (Settled("client", 3, np.array([0, 7], np.int32)), encode_settled, decode_settled),
     ],
-    ids=["command", "ack", "result", "inventory", "status"],
+    ids=["command", "ack", "result", "inventory", "status", "settled"],
 )
 def test_a_message_survives_the_wire(message: Any, encode: Callable[[Any], bytes], decode: Any) -> None:
     assert encode(decode(encode(message))) == encode(message)
+
+
+def test_a_command_of_an_unknown_kind_is_refused_by_name() -> None:
+    with pytest.raises(WireError, match="'score' or 'generate' as the kind of work, got 'paint'"):
+        messages.decode_command(messages.encode_command(replace(COMMAND, kind="paint")))
 
 
 def test_scores_keep_their_bits() -> None:

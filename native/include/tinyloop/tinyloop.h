@@ -8,10 +8,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <limits>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tinyloop/descriptor.h"
@@ -24,6 +26,7 @@ struct Model;         // opaque
 struct PrefixCache;   // opaque: the prefilled state of a token prefix at one depth
 struct ResumeHandle;  // opaque: scored ids that can go deeper later
 struct PrefixPool;    // opaque: prefixes of one model under a byte budget
+struct Generation;    // opaque: completions that run together, step by step
 
 // Arithmetic of products, scratch and K/V. kFp16 is what the memory contract describes. kBf16 holds
 // the same in memory and multiplies in the tile unit (AMX) of processors that have one, with bits
@@ -255,5 +258,40 @@ using OnToken = std::function<void(size_t request, int32_t id, float logprob)>;
 // one sequence alone does not fit.
 std::vector<Completion> generate(Model* model, const std::vector<GenerateRequest>& requests,
                                  int max_batch = 0, const OnToken& on_token = {});
+
+// One id as it came. key: its request; depth: loops that the row which predicted it ran.
+struct GeneratedToken {
+  size_t key = 0;
+  int32_t id = 0;
+  float logprob = 0.0f;
+  int depth = 0;
+};
+
+// What came of requests, each in the order in which it happened. A request is finished or failed
+// once, after its last token, and is then forgotten.
+struct GenerateEvents {
+  std::vector<GeneratedToken> tokens;
+  std::vector<std::pair<size_t, Completion>> finished;
+  // OutOfMemoryError: it does not fit alone. Error: its logits have no number. The others go on.
+  std::vector<std::pair<size_t, std::exception_ptr>> failed;
+};
+
+// A batch that lives between its steps: requests join and leave at any of them, and the model may
+// do other work in between. A completion depends on its own request only. max_batch: most sequences
+// at a time; 0: 64. Calls on it count as calls on its model.
+Generation* make_generation(Model* model, int max_batch = 0);
+// Forgets every request and frees their memory (nullptr is allowed).
+void free_generation(Generation* generation);
+// Takes a request in, which may then go; it runs from the next step on. Its key: 0, 1, 2 and so on.
+// Throws what refuses the request, as generate() does, and nothing has changed then.
+size_t generation_add(Generation* generation, const GenerateRequest& request);
+// Forgets a request and frees its memory. False if it has ended before.
+bool generation_cancel(Generation* generation, size_t key);
+// One pass over the model, whose events are appended. False if there was nothing to do. What it
+// throws leaves the batch as it was before the step.
+bool generation_step(Generation* generation, GenerateEvents* events);
+// Frees the memory of all sequences, which go on later to the same numbers; those with an early
+// exit keep theirs.
+void generation_put_back(Generation* generation);
 
 }  // namespace tinyloop

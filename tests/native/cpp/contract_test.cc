@@ -367,6 +367,49 @@ void check_generation(Model* model) {
                                    "for request 1 with top_p=0"));
 }
 
+// Requests that join a batch at different steps, with a score in between, come to what they come to
+// alone; a bad one changes nothing.
+void check_live_generation(Model* model) {
+  const std::vector<int32_t> ids = some_ids(model, 12);
+  GenerateRequest request;
+  request.ids = ids.data();
+  request.max_new_tokens = 6;
+  std::vector<GenerateRequest> requests;
+  for (const size_t n : {12, 7, 3}) {
+    request.n_ids = n;
+    requests.push_back(request);
+  }
+  const std::vector<Completion> alone = generate(model, requests, 1);
+  const size_t before = vram_usage_bytes(model);
+  Generation* generation = make_generation(model);
+  GenerateEvents events;
+  size_t joined = 0;
+  for (int turn = 0; turn < 100 && events.finished.size() < requests.size(); ++turn) {
+    if (joined < requests.size()) {
+      EXPECT(generation_add(generation, requests[joined]) == joined);
+      ++joined;
+    }
+    EXPECT(generation_step(generation, &events));
+    if (turn == 4) generation_put_back(generation);
+    score_one(model, ids, 3, nullptr);
+  }
+  EXPECT(events.finished.size() == requests.size());
+  for (const auto& [key, completion] : events.finished) {
+    EXPECT(completion.ids == alone[key].ids && completion.logprobs == alone[key].logprobs);
+  }
+  EXPECT(events.tokens.size() == 18 && events.failed.empty());
+  EXPECT(!generation_step(generation, &events) && !generation_cancel(generation, 0));
+  request.n_ids = 0;
+  EXPECT(throws<InvalidInputError>([&] { generation_add(generation, request); }, "request 3"));
+  EXPECT(vram_usage_bytes(model) == before);
+  request.n_ids = 5;
+  EXPECT(generation_add(generation, request) == 3 && generation_step(generation, &events));
+  EXPECT(vram_usage_bytes(model) > before && generation_cancel(generation, 3));
+  EXPECT(vram_usage_bytes(model) == before);
+  free_generation(generation);
+  free_generation(nullptr);
+}
+
 void check_pool(Model* model) {
   const std::vector<int32_t> ids = some_ids(model, 30);
   const size_t before = vram_usage_bytes(model);
@@ -414,6 +457,7 @@ void check_setup(const std::string& path, const Setup& setup) {
     check_refused_calls(model, other);
     check_resume(model);
     check_generation(model);
+    check_live_generation(model);
     check_pool(model);
     check_plan(path, setup, other);
     check_every_order(path, setup);
