@@ -43,6 +43,7 @@ def load_model(
     device: str | None = None,
     cache_mode: str | None = None,
     fp16_cache: str | None = None,
+    deterministic: bool | None = None,
     budget_bytes: int | None = None,
     threads: int | None = None,
     numeric_mode: Literal["fp16", "bf16", "fp32"] = "fp16",
@@ -65,6 +66,9 @@ def load_model(
             the looped layers), "all", or "auto": "loop", unless a budget is given and weights with copies
             would take more than half of it; "off" on the CPU. Same numbers. Default: TINYLOOP_FP16_CACHE,
             else "auto".
+        deterministic: False lets a GPU decode few sequences with sums in several parts: faster, and the bits
+            of a generated token then depend on how many are decoded beside it, and are not those of scoring.
+            Everything else is as with True. Default: TINYLOOP_DETERMINISTIC ("0" or "1"), else True.
         budget_bytes: hard limit on everything the model and its handles hold; None: no limit.
         threads: the CPU's compute threads, at least 1; None: as many as the process may run on. A GPU has no
             use for them.
@@ -90,6 +94,7 @@ def load_model(
         device=device,
         cache_mode=cache_mode,
         fp16_cache=fp16_cache,
+        deterministic=deterministic,
         budget_bytes=budget_bytes,
         threads=threads,
         numeric_mode=numeric_mode,
@@ -174,6 +179,7 @@ def _options(
     device: str | None = None,
     cache_mode: str | None = None,
     fp16_cache: str | None = None,
+    deterministic: bool | None = None,
     budget_bytes: int | None = None,
     threads: int | None = None,
     cpu_isa: str | None = None,
@@ -186,11 +192,14 @@ def _options(
     budget_bytes = whole_number("budget_bytes", budget_bytes, "no limit")
     threads = whole_number("threads", threads, "all cores")
     state_seed = whole_number("state_seed", state_seed)
+    if deterministic is not None and not isinstance(deterministic, bool):
+        raise TypeError(f"deterministic is {deterministic!r}, it must be True, False or None")
     texts = {
         "device": text("device", device),
         "cache_mode": text("cache_mode", cache_mode),
         "fp16_cache": text("fp16_cache", fp16_cache),
         "numeric_mode": text("numeric_mode", numeric_mode, optional=False),
+        "deterministic": "" if deterministic is None else str(int(deterministic)),
         "cpu_isa": text("cpu_isa", cpu_isa),
         "state_init": text("state_init", state_init),
     }

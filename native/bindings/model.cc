@@ -97,6 +97,7 @@ LoadOptions load_options(const py::dict& given) {
   o.device = given["device"].cast<std::string>();
   o.cache_mode = given["cache_mode"].cast<std::string>();
   o.fp16_cache = given["fp16_cache"].cast<std::string>();
+  o.deterministic = given["deterministic"].cast<std::string>();
   o.budget_bytes = given["budget_bytes"].cast<size_t>();
   o.threads = given["threads"].cast<int>();
   o.cpu_isa = given["cpu_isa"].cast<std::string>();

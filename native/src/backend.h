@@ -232,6 +232,7 @@ struct CudaOptions {
   bool fp32 = false;
   std::string fp16_cache = "off";  // "off" | "loop" | "all": which weights are kept in FP16 too
   std::string packages;            // where the wheel of cuBLASLt may be
+  bool fast = false;  // decode steps of few rows in another numeric class, with shorter chains
 };
 // The CUDA backend; no device is touched before start(). Throws LoadError where the build has none.
 std::unique_ptr<Backend> make_cuda_backend(const CudaOptions& options);

@@ -43,15 +43,19 @@ LoadOptions resolve_options(LoadOptions o) {
   o.cache_mode = resolve(o.cache_mode, "TINYLOOP_KV", "fp16");
   o.fp16_cache = resolve(o.fp16_cache, "TINYLOOP_FP16_CACHE", "auto");
   o.cpu_isa = resolve(o.cpu_isa, "TINYLOOP_CPU_ISA", "");
-  const std::string deterministic = resolve("", "TINYLOOP_DETERMINISTIC", "1");
+  o.deterministic = resolve(o.deterministic, "TINYLOOP_DETERMINISTIC", "1");
   cache_mode(o.cache_mode);
-  expect("TINYLOOP_DETERMINISTIC", deterministic, {"1"}, ": results are always deterministic");
   if (cuda_device(o.device).has_value()) {
     expect("fp16_cache", o.fp16_cache, {"off", "loop", "all", "auto"}, "");
+    expect("deterministic", o.deterministic, {"1", "0"}, "");
+    if (o.deterministic == "0" && o.numeric_mode == NumericMode::kFp32) {
+      throw LoadError("cannot load with deterministic='0': the mode fp32 has no faster sums");
+    }
   } else {
     expect("device", o.device, {"cpu"}, ", cuda, cuda:N");
     expect("fp16_cache", o.fp16_cache, {"off", "auto"},
            ": the CPU backend unpacks weights in registers and has no FP16 cache");
+    expect("deterministic", o.deterministic, {"1"}, ": the CPU's results always are, at no cost");
     o.fp16_cache = "off";  // what auto means for this device, whatever the header and the budget
   }
   if (o.threads < 0 || o.threads > kMaxThreads) {
@@ -122,7 +126,8 @@ LoadSetup::LoadSetup(const std::string& path, const LoadOptions& given)
     }
     const bool fp32 = options.numeric_mode == NumericMode::kFp32;
     if (options.fp16_cache == "auto") options.fp16_cache = fp32 ? "off" : resolve_fp16_cache();
-    backend = make_cuda_backend({*device, fp32, options.fp16_cache, options.packages});
+    backend = make_cuda_backend(
+        {*device, fp32, options.fp16_cache, options.packages, options.deterministic == "0"});
   } else {
     backend = make_cpu_backend(options.cpu_isa, options.threads, options.numeric_mode);
   }

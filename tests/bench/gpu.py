@@ -83,8 +83,8 @@ def decode(
 ) -> Figure:
     """Tokens a second while all n sequences decode: the time of `new` tokens less that of 16."""
     rng = np.random.default_rng(1)
-    cache_mode = more.pop("cache_mode", "fp16")
-    with bench.load(shape, bits, max(2048, n), cache_mode=cache_mode) as model:
+    options = {name: more.pop(name) for name in ("cache_mode", "deterministic") if name in more}
+    with bench.load(shape, bits, max(2048, n), **options) as model:
         prompts = [ids_of(rng, model, prompt) for _ in range(n)]
 
         def run(tokens: int) -> None:
@@ -96,6 +96,15 @@ def decode(
         whole = n * new / statistics.median(long)
         details = {"context": prompt + new, "whole_call_tok_s": whole, "numerics": model.numerics_id}
     return rate(case, n * (new - 16), "tok/s", steady, details=details, **more)
+
+
+def decode_fast(bench: Bench, case: str, shape: str, bits: int, **more: Any) -> Figure:
+    """How much longer a step takes as it is than in the fast class of numbers."""
+    exact = decode(bench, case, shape, bits, 1)
+    fast = decode(bench, case, shape, bits, 1, deterministic=False)
+    details = {"deterministic_tok_s": exact.value, "fast_tok_s": fast.value}
+    ratios = [b / a for a, b in zip(exact.repeats, fast.repeats, strict=True)]
+    return Figure(case, statistics.median(ratios), "x the time", ratios, details=details, **more)
 
 
 # ---- scoring -----------------------------------------------------------------------------------------
@@ -240,6 +249,7 @@ CASES: dict[str, Callable[[Bench, str], Figure]] = {
     "decode-1 w4": lambda b, c: decode(
         b, c, "ouro-1.4b", 4, 1, peer=160.4, peer_note="torch compiled, CUDA graph", limit=1700, target=550
     ),
+    "decode-1 exact/fast": lambda b, c: decode_fast(b, c, "ouro-1.4b", 4, target=1.25),
     "decode-1 w8": lambda b, c: decode(b, c, "ouro-1.4b", 8, 1, peer=160.4, limit=900),
     "decode-1 fp16": lambda b, c: decode(b, c, "ouro-1.4b", 16, 1, peer=160.4, limit=460, target=300),
     "decode-64 w4": lambda b, c: decode(

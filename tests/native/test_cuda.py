@@ -133,6 +133,31 @@ def test_a_named_library_that_is_not_there_is_a_load_error(monkeypatch: pytest.M
         load_model(default_model_path(), device="cuda")
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", [4, 8, 16])
+def test_the_fast_class_moves_decoded_tokens_alone(tmp_path: Path, kind: int) -> None:
+    """Sums in parts are rounded otherwise, and nothing else changes: scoring keeps every bit."""
+    path = write_calm(tmp_path / "m.tloop", "ouro", bits=kind, seed=kind)
+    ids, prompt = random_ids(60), random_ids(20)
+    with (
+        load_model(path, 64, device="cuda") as exact,
+        load_model(path, 64, device="cuda", deterministic=False) as fast,
+    ):
+        assert "/fast/" in fast.numerics_id
+        assert "/fast/" not in exact.numerics_id
+        assert np.array_equal(exact.score_tokens(ids), fast.score_tokens(ids))
+        (told,) = exact.generate([GenerateRequest(prompt, 30, stop_ids=())])
+        (quick,) = fast.generate([GenerateRequest(prompt, 30, stop_ids=())])
+        whole = np.concatenate([prompt, quick.token_ids]).astype(np.int32)
+        apart = exact.score_tokens(whole)[19:] - quick.logprobs
+        (again,) = fast.generate([GenerateRequest(prompt, 30, stop_ids=())])
+    assert np.abs(apart).max() <= PAIR_MAX
+    assert np.array_equal(quick.logprobs, again.logprobs)
+    # The first token comes of a prefill, which is not decoded.
+    assert told.token_ids[0] == quick.token_ids[0]
+    assert told.logprobs[0] == quick.logprobs[0]
+
+
 # ---- memory --------------------------------------------------------------------------------------
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engine_cases import random_ids, write_overflowing
+from engine_cases import random_ids, write_calm, write_overflowing
 from stateful_cases import Ids, flat, load_family
-from tinyloop.native import GenerateRequest, Model, PrefixCache, TinyLoopError, cascade, load_model
+from tinyloop.native import GenerateRequest, LoadError, Model, PrefixCache, TinyLoopError, cascade, load_model
 
 BAD = 1  # the place of the bad one among three
 ROWS = 32
@@ -31,6 +31,18 @@ class Item:
 
 
 Call = Callable[[Model, Sequence[Item]], object]
+
+
+def test_the_cpu_has_no_faster_class_of_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_calm(tmp_path / "m.tloop", "llama", bits=4, seed=0)
+    with pytest.raises(LoadError, match=r"deterministic='0'.*at no cost"):
+        load_model(path, ROWS, device="cpu", deterministic=False)
+    monkeypatch.setenv("TINYLOOP_DETERMINISTIC", "0")
+    with pytest.raises(LoadError, match="deterministic='0'"):
+        load_model(path, ROWS, device="cpu")
+    load_model(path, ROWS, device="cpu", deterministic=True).close()
+    with pytest.raises(TypeError, match="deterministic is 0"):
+        load_model(path, ROWS, deterministic=0)  # type: ignore[arg-type]
 
 
 def score(model: Model, items: Sequence[Item], **options: Any) -> object:

@@ -33,11 +33,15 @@ enum class NumericMode { kFp16, kFp32, kBf16 };
 
 // Options of a load. Empty strings mean "the environment switch, else the default".
 struct LoadOptions {
-  int max_seq_len = 2048;   // rows of one pass, 1..the model's positions
-  int prefill_chunk = 0;    // scratch rows, 1..max_seq_len; 0: max_seq_len
-  std::string device;       // TINYLOOP_DEVICE; "cpu" | "cuda" | "cuda:N"
-  std::string cache_mode;   // TINYLOOP_KV; "fp16" | "int8" | "h_fp16" | "h_int8" | "h_int4"
-  std::string fp16_cache;   // TINYLOOP_FP16_CACHE; "off" | "loop" | "all" | "auto"; off on the CPU
+  int max_seq_len = 2048;  // rows of one pass, 1..the model's positions
+  int prefill_chunk = 0;   // scratch rows, 1..max_seq_len; 0: max_seq_len
+  std::string device;      // TINYLOOP_DEVICE; "cpu" | "cuda" | "cuda:N"
+  std::string cache_mode;  // TINYLOOP_KV; "fp16" | "int8" | "h_fp16" | "h_int8" | "h_int4"
+  std::string fp16_cache;  // TINYLOOP_FP16_CACHE; "off" | "loop" | "all" | "auto"; off on the CPU
+  // TINYLOOP_DETERMINISTIC; "1" | "0". With "0", of a GPU alone, decode steps of few sequences add
+  // their sums in several parts: faster, and a token's bits then depend on how many decode beside
+  // it.
+  std::string deterministic;
   size_t budget_bytes = 0;  // hard limit of the accounting allocator; 0: none
   int threads = 0;          // compute threads; 0: as many as the process may run on
   std::string cpu_isa;  // TINYLOOP_CPU_ISA; "amx" (of kBf16) | "avx512" | "avx2" | "portable"; the

@@ -30,6 +30,10 @@ constexpr const char* kKernelVersion = "g1";
 constexpr int kLeastCapability = 80;
 // Where tests/native/cpp/cuda/linear_test.cu has held cuBLASLt's bits against our own.
 constexpr int kCheckedCapability = 90;
+// Of the steps that the fast class computes: chains of an output, and most rows. With more rows the
+// weights' tiles are shared by rows enough to keep the device busy.
+constexpr int kFastParts = 4;
+constexpr int64_t kFastRows = 8;
 // Of blocks: what every kernel's vector loads and the library's matrices want.
 constexpr size_t kBlockAlignment = 256;
 
@@ -80,7 +84,7 @@ class CudaBackend : public Backend {
   std::string identity() const override {
     // The toolkit's library of functions (exp, sin) is part of the numbers.
     return "cuda/sm" + std::to_string(capability_) + "/" + library_ + "/" + kKernelVersion +
-           "-nvcc" + std::to_string(CUDART_VERSION);
+           "-nvcc" + std::to_string(CUDART_VERSION) + (options_.fast ? "/fast" : "");
   }
   size_t activation_bytes() const override { return options_.fp32 ? 4 : 2; }
   size_t alignment() const override { return kBlockAlignment; }
@@ -133,6 +137,7 @@ class CudaBackend : public Backend {
   void leave() noexcept override {
     // What an exception left. A recording must be ended by the thread that began it.
     pending_ = std::monostate();
+    context_.parts = 1;
     if (device_->replays->recording()) {
       device_->replays->abandon();
       device_->memory->let_chunks_go();
@@ -186,6 +191,8 @@ class CudaBackend : public Backend {
     tile_ = take(sizes.tile, "a tile of logits");
     partials_ = take(sizes.partials, "head partials");
     row_results_ = take(sizes.row_results, "head results");
+    // They are read back as a whole, also where a call asks for some of them only.
+    fill_zero(row_results_.as<void>(), sizes.row_results);
     integers_ = take(sizes.integers, "row tables");
     gathered_ = take(sizes.gathered, "head rows");
     attention_ = take(sizes.attention, "attention partials");
@@ -290,6 +297,7 @@ class CudaBackend : public Backend {
     flush();
     const DevicePlan& plan = device_plan(chunk);
     if (!plan.attention.decode) return true;
+    if (options_.fast && plan.rows <= kFastRows) context_.parts = kFastParts;
     const ReplayKey replay{key, plan.attention.max_spans, plan.place};
     // A block freed by another thread may wait for the stream, which would spoil the recording.
     const bool records = device_->replays->will_record(replay);
@@ -303,6 +311,7 @@ class CudaBackend : public Backend {
   }
   bool end_steps() override {
     flush();
+    context_.parts = 1;
     if (!device_->replays->recording()) return true;
     try {
       const bool launched = device_->replays->end();

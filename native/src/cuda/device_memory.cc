@@ -2,9 +2,12 @@
 
 #include <cuda.h>
 
+#include <cstdlib>
+
 #include "cuda/address_space.h"
 #include "cuda/check.h"
 #include "cuda/driver.h"
+#include "tinyloop/errors.h"
 
 namespace tinyloop::cuda {
 
@@ -14,6 +17,17 @@ constexpr size_t kBlockAlignment = 256;
 constexpr size_t kChunk = size_t{2} << 20;
 
 size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
+
+// For a memory checker, which knows blocks only by the calls that made them.
+bool wants_single_blocks() {
+  const char* named = std::getenv("TINYLOOP_CUDA_BLOCKS");
+  const std::string wish = named == nullptr ? "" : named;
+  if (wish != "" && wish != "mapped" && wish != "single") {
+    throw LoadError("cannot load with TINYLOOP_CUDA_BLOCKS='" + wish +
+                    "': it must be 'mapped' or 'single'");
+  }
+  return wish == "single";
+}
 
 std::string megabytes(size_t bytes) { return std::to_string(bytes >> 20) + " MiB"; }
 
@@ -66,7 +80,7 @@ DeviceMemory::DeviceMemory(int device) : device_(device) {
   check(cudaMemGetInfo(&free, &total), "ask for the device's memory");  // makes the context too
   driver_ = std::make_unique<Driver>(device);
   const size_t chunk = driver_->chunk(device);
-  if (chunk == 0) return;
+  if (chunk == 0 || wants_single_blocks()) return;
   // Twice: what is in use may be scattered over as much again.
   const size_t bytes = 2 * round_up(total, chunk);
   CUdeviceptr base = 0;

@@ -17,7 +17,8 @@ class AddressSpace;
 // One range of addresses is reserved, twice as large as the device's memory, and physical memory is
 // mapped into it in chunks of 2 MiB while blocks lie there, so that blocks lie side by side without
 // rounding each to a chunk, and what is free goes back to the device. AddressSpace says by how much
-// mapped bytes may pass live bytes. Where the device cannot do this, each block is a cudaMalloc.
+// mapped bytes may pass live bytes. Where the device cannot do this, or TINYLOOP_CUDA_BLOCKS is
+// "single", each block is a cudaMalloc: then a memory checker sees where each one ends.
 //
 // Thread: any. Releases do nothing while the process exits, or in a forked child.
 class DeviceMemory : public MemorySource {
