@@ -90,8 +90,8 @@ void linear_narrow(cudaStream_t stream, const LinearCall& call, const LinearCont
 bool takes_warpgroups(const LinearCall& call, const LinearContext& context);
 void linear_warpgroups(cudaStream_t stream, const LinearCall& call, const LinearContext& context);
 
-// Whether the kernel of warpgroups that are fed takes this call: up to 8 rows of any input but a
-// pair, or any number of rows of activations; parts must be 1.
+// Whether the kernel of chains that are fed takes this call: up to 8 rows of any input but a pair,
+// on a device of sm_90a.
 bool takes_fed(const LinearCall& call, const LinearContext& context);
 void linear_fed(cudaStream_t stream, const LinearCall& call, const LinearContext& context);
 

@@ -1,6 +1,7 @@
 // The kernels of the products, one source file per kind of weight.
 #pragma once
 
+#include "cuda/fed_plan.h"
 #include "cuda/linear.h"
 #include "cuda/warpgroup_plan.h"
 
@@ -15,11 +16,11 @@ struct KindKernels {
   void (*narrow)(cudaStream_t stream, const LinearCall& call, const LinearContext& context);
   void (*tiled)(cudaStream_t stream, const LinearCall& call, const LinearContext& context,
                 TileShape shape);
-  // By warpgroups (sm_90a), for parts = 1: any number of rows of activations, dequantized in
-  // registers or fed; fed, up to 8 rows of any input but a pair.
+  // By warpgroups (sm_90a), for parts = 1: any number of rows of activations.
   WarpgroupPlan (*warpgroup_plan)(const LinearCall& call, const LinearContext& context);
   void (*warpgroup)(cudaStream_t stream, const LinearCall& call, const LinearContext& context);
-  WarpgroupPlan (*fed_plan)(const LinearCall& call, const LinearContext& context);
+  // By chains that are fed (sm_90a): up to 8 rows of any input but a pair.
+  FedPlan (*fed_plan)(const LinearCall& call, const LinearContext& context);
   void (*fed)(cudaStream_t stream, const LinearCall& call, const LinearContext& context);
 };
 

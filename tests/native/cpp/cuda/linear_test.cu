@@ -243,7 +243,7 @@ struct Shape {
   int64_t outputs, inputs;
 };
 
-constexpr int64_t kRowCounts[] = {1, 2, 3, 7, 8, 9, 16, 17, 31, 33, 64, 65, 100, 128, 129, 300};
+constexpr int64_t kRowCounts[] = {1, 2, 3, 5, 7, 8, 9, 16, 17, 31, 33, 64, 65, 100, 128, 129, 300};
 constexpr int64_t kMostRows = 300;
 constexpr TileShape kTileShapes[] = {TileShape::k128x128, TileShape::k128x64, TileShape::k64x32,
                                      TileShape::k64x16, TileShape::k32x16};
@@ -510,7 +510,7 @@ void check_inputs(const std::string& name, const LoadedWeight& loaded, const Hos
     blocks.weight_scratch_bytes = 0;
     blocks.scratch_bytes = static_cast<size_t>(10 * stride) * sizeof(__half);
     for (const LinearContext& with : {whole, blocks}) {
-      for (const int64_t count : {1, 3, 8, 9, 33}) {
+      for (const int64_t count : {1, 2, 3, 5, 8, 9, 33}) {
         out.poison();
         LinearCall call =
             rows_call(loaded.weight, nullptr, 0, count, OutputKind::kFloat, out.get(), n);
@@ -606,6 +606,10 @@ void check_shapes(const LinearContext& context) {
         LinearContext four = context;
         four.parts = 4;
         check_paths(name + ", 4 parts", *loaded, host, four, 0);
+        if (shape.inputs == 384) {
+          check_outputs(name + ", 4 parts", *loaded, host, four);
+          check_inputs(name + ", 4 parts", *loaded, host, four);
+        }
       }
     }
   }
@@ -746,6 +750,7 @@ void experiment(const Named& shape, const DeviceWeight& w, const LinearContext& 
     start(out);
     linear_warpgroups(nullptr, call(rows, 0, out), context);
     note("warpgroups", rows, 0);
+    if (rows > 8) continue;
     entering(std::string(shape.name) + ", fed, " + std::to_string(rows) + " rows");
     start(out);
     linear_fed(nullptr, call(rows, 0, out), context);
@@ -897,7 +902,8 @@ constexpr InputKind kFormedKinds[] = {InputKind::kRows, InputKind::kState, Input
 
 // Every path at every number of rows against tiles of 128 rows, or up to 8 rows of a formed input
 // against the narrow kernel.
-void check_models(const LinearContext& context) {
+void check_models(LinearContext context, int parts) {
+  context.parts = parts;
   constexpr int64_t kMost = 128;
   for (const Format& format : {kFormats[4], kFormats[2], kFormats[7], kFormats[1]}) {
     for (const Named& shape : kModel) {
@@ -918,7 +924,7 @@ void check_models(const LinearContext& context) {
         } else {
           linear_narrow(nullptr, call(8, kind, base), context);
         }
-        for (const int64_t rows : {1, 2, 7, 8, 9, 16, 17, 31, 33, 64, 65, 100, 128}) {
+        for (const int64_t rows : {1, 2, 5, 7, 8, 9, 16, 17, 31, 33, 64, 65, 100, 128}) {
           if (kind != InputKind::kRows && rows > 8) break;
           for (const NamedPath& path : kPaths) {
             if (!path.takes(call(rows, kind, out), context)) continue;
@@ -933,10 +939,40 @@ void check_models(const LinearContext& context) {
           }
         }
       }
-      report(miss.empty(), std::string(format.name) + " " + shape.name + miss);
+      report(miss.empty(), std::string(format.name) + " " + shape.name + ", " +
+                               std::to_string(parts) + " parts" + miss);
     }
   }
 }
+
+// Rows formed by a kernel of their own, then fed.
+void linear_formed_and_fed(cudaStream_t stream, const LinearCall& call,
+                           const LinearContext& context) {
+  LinearCall formed = call;
+  formed.input = LinearInput{};
+  formed.input.stride = call.weight.inputs;
+  formed.input.rows = static_cast<uint8_t*>(context.scratch) + context.weight_scratch_bytes;
+  form_rows(stream, call.input, 0, call.rows, call.weight.inputs,
+            const_cast<void*>(formed.input.rows), formed.input.stride, false);
+  linear_fed(stream, formed, context);
+}
+
+struct TimedPath {
+  NamedPath path;
+  int parts;
+};
+constexpr TimedPath kTimedPaths[] = {{kPaths[0], 1},
+                                     {kPaths[1], 1},
+                                     {kPaths[2], 1},
+                                     {kPaths[3], 1},
+                                     {{"formed+fed", linear_formed_and_fed,
+                                       [](const LinearCall& call, const LinearContext& context) {
+                                         return call.input.kind != InputKind::kRows &&
+                                                takes_fed(call, context);
+                                       }},
+                                      1},
+                                     {{"narrow /4", linear_narrow, takes_narrow}, 4},
+                                     {{"fed /4", linear_fed, takes_fed}, 4}};
 
 void path_speeds(LinearContext context) {
   context.cublas_lt = nullptr;
@@ -954,7 +990,9 @@ void path_speeds(LinearContext context) {
       const SpeedBuffers buffers(shape);
       std::printf("%-7s %.8s (%4.1f)\n", format.name, shape.name,
                   static_cast<double>(bytes) / 4300.0 * 1e-3);
-      for (const NamedPath& path : kPaths) {
+      for (const TimedPath& timed : kTimedPaths) {
+        const NamedPath& path = timed.path;
+        context.parts = timed.parts;
         std::printf("  %-10s", path.name);
         const auto time = [&](const char* name, int64_t rows, InputKind kind) {
           if (!path.takes(buffers.call(shape, big->first, rows, kind), context)) return;
@@ -968,15 +1006,13 @@ void path_speeds(LinearContext context) {
           });
           std::printf("  %s%ld:%6.2f", name, static_cast<long>(rows), taken / kNodes);
         };
-        for (const int64_t rows : {1, 2, 8, 16, 32, 64, 128}) {
-          if (s == 0 || format.kind == TensorKind::kQ4 || rows == 1 || rows == 64) {
+        for (const int64_t rows : {1, 2, 4, 8, 16, 32, 64, 128}) {
+          if (s == 0 || format.kind == TensorKind::kQ4 || rows == 1 || rows == 8 || rows == 64) {
             time("", rows, InputKind::kRows);
           }
         }
-        time("norm ", 1, InputKind::kState);
-        time("norm ", 8, InputKind::kState);
-        time("silu ", 1, InputKind::kGateUp);
-        time("silu ", 8, InputKind::kGateUp);
+        for (const int64_t rows : {1, 2, 8}) time("norm ", rows, InputKind::kState);
+        for (const int64_t rows : {1, 2, 8}) time("silu ", rows, InputKind::kGateUp);
         std::printf("\n");
       }
     }
@@ -984,8 +1020,9 @@ void path_speeds(LinearContext context) {
 }
 
 // qkv, o, gate_up and down, one after the other, as a layer has them.
-void layer_speeds(LinearContext context, const char* name, Path path) {
+void layer_speeds(LinearContext context, const char* name, int parts, Path path) {
   context.cublas_lt = nullptr;
+  context.parts = parts;
   for (const Format& format : {kFormats[4], kFormats[7], kFormats[1]}) {
     std::vector<std::unique_ptr<BigWeights>> weights;
     std::vector<std::unique_ptr<SpeedBuffers>> buffers;
@@ -995,7 +1032,8 @@ void layer_speeds(LinearContext context, const char* name, Path path) {
       buffers.push_back(std::make_unique<SpeedBuffers>(kModel[i]));
     }
     std::printf("%-7s qkv o gate_up down, a layer, %s:", format.name, name);
-    for (const int64_t rows : {1, 8, 16, 32, 64, 128}) {
+    for (const int64_t rows : {1, 2, 4, 8, 16, 32, 64, 128}) {
+      if (rows > 8 && (parts > 1 || path == linear_narrow)) break;
       const auto layers = [&](cudaStream_t stream) {
         constexpr InputKind kKinds[] = {InputKind::kState, InputKind::kRows, InputKind::kState,
                                         InputKind::kGateUp};
@@ -1013,7 +1051,7 @@ void layer_speeds(LinearContext context, const char* name, Path path) {
 
 // What the switch between our own kernels and cuBLASLt goes by.
 void switch_speeds(const LinearContext& context) {
-  std::printf("\nmicroseconds: warpgroups / fed / cuBLASLt with a cache / without\n");
+  std::printf("\nmicroseconds: warpgroups / cuBLASLt with a cache / without\n");
   for (const Named& shape : kModel) {
     const auto big = make_big(kFormats[4], shape.outputs, shape.inputs, 1);
     Device<uint16_t> cache(static_cast<size_t>(shape.outputs * shape.inputs));
@@ -1039,8 +1077,7 @@ void switch_speeds(const LinearContext& context) {
     };
     std::printf("%-8.8s", shape.name);
     for (const int64_t rows : {64, 128, 192, 256, 512, 2048}) {
-      std::printf(" %ld:%.1f/%.1f", static_cast<long>(rows),
-                  time(big->first, rows, linear_warpgroups), time(big->first, rows, linear_fed));
+      std::printf(" %ld:%.1f", static_cast<long>(rows), time(big->first, rows, linear_warpgroups));
       if (context.cublas_lt != nullptr) {
         std::printf("/%.1f/%.1f", time(cached, rows, linear_wide),
                     time(big->first, rows, linear_wide));
@@ -1067,11 +1104,14 @@ int run(const std::string& packages) {
   }
   check_shapes(context);
   std::printf("%d checks of small shapes, %d failures\n", checks, failures);
-  check_models(context);
+  check_models(context, 1);
+  check_models(context, 4);
   std::printf("%d checks, %d failures\n", checks, failures);
   path_speeds(context);
-  layer_speeds(context, "linear", linear);
-  layer_speeds(context, "fed", linear_fed);
+  layer_speeds(context, "linear", 1, linear);
+  layer_speeds(context, "linear, 4 parts", 4, linear);
+  layer_speeds(context, "narrow", 1, linear_narrow);
+  layer_speeds(context, "narrow, 4 parts", 4, linear_narrow);
   context.cublas_lt = lt.get();
   experiments(context);
   std::printf("%d checks, %d failures\n", checks, failures);

@@ -1,0 +1,151 @@
+// How a product of up to 8 rows is cut into blocks whose chains are fed. Nothing of it shows in the
+// results.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "cuda/weight.h"
+
+namespace tinyloop::cuda {
+
+inline constexpr int kFedRows = 8;
+inline constexpr int kFedWarps = 22;          // most of a block
+inline constexpr int kMostChains = 12;        // of a block, each a warp's
+inline constexpr int kMostPackedStages = 16;  // of a feeder's ring: a lane starts one each
+inline constexpr int kChunkSlabs = 8;         // of rows, which are waited for at once
+inline constexpr int kFragmentBytes = kTileOutputs * kSlabInputs * 2;  // of a slab, dequantized
+inline constexpr int kPartialBytes = 32 * 16;                          // of a chain's sums
+
+struct FedWork {
+  int64_t tiles = 0;  // of 16 outputs
+  int slabs = 0;
+  int slab_bytes = 0;
+  int rows = 0;
+  int row_pitch = 0;  // bytes of a row in shared memory
+  int parts = 1;
+  bool halves = false;  // the weight is FP16: nothing to dequantize
+};
+
+struct FedPlan {
+  int slots = 0;  // tiles of a block at a time
+  int parts = 0, part_slabs = 0;
+  int feeders = 0;        // warps that dequantize, or only copy and form rows
+  int stages = 0;         // slabs of a chain's ring
+  int packed_stages = 0;  // slabs of a feeder's ring; 0: it copies straight to the chains' rings
+  int row_chunks = 0;
+  int items = 0, blocks = 0, threads = 0;
+  // Where things lie in shared memory, the rows first.
+  uint32_t fragments = 0;                                        // [chains][stages]
+  uint32_t packed = 0;                                           // [feeders][packed stages]
+  uint32_t partials = 0;                                         // [2][chains]
+  uint32_t full = 0, empty = 0, packed_full = 0, rows_full = 0;  // barriers
+  size_t shared_bytes = 0;
+
+  int chains() const { return slots * parts; }
+};
+
+namespace fed_planning {
+
+// A share of a multiprocessor's shared memory that leaves room for the next kernel, whose weights
+// can come while this one runs.
+inline constexpr size_t kShare = 112 * 1024;
+
+// An H200's cycles of a step of 16 inputs: of a chain, and of the instructions for it on a quarter
+// of a multiprocessor.
+inline constexpr double kChainStep = 25.0;
+inline constexpr double kFeedStep = 5.5;
+inline constexpr double kHalvesStep = 2.0;
+inline constexpr int kLeastPackedStages = 3;
+
+inline int64_t up(int64_t n, int64_t by) { return (n + by - 1) / by; }
+
+inline int feeders_of(int chains) { return chains == 1 ? 7 : chains <= 4 ? 8 : 9; }
+
+inline int rounds_of(const FedPlan& plan) { return static_cast<int>(up(plan.items, plan.blocks)); }
+
+inline void place(const FedWork& work, FedPlan& plan) {
+  const int chains = plan.chains();
+  size_t at = static_cast<size_t>(work.rows) * static_cast<size_t>(work.row_pitch);
+  const auto take = [&](int count, int bytes) {
+    const auto begin = static_cast<uint32_t>(at);
+    at += static_cast<size_t>(count) * static_cast<size_t>(bytes);
+    return begin;
+  };
+  plan.fragments = take(chains * plan.stages, kFragmentBytes);
+  plan.packed = take(plan.feeders * plan.packed_stages, work.slab_bytes);
+  plan.partials = take(plan.parts > 1 ? 2 * chains : 0, kPartialBytes);
+  plan.full = take(chains * plan.stages, 8);
+  plan.empty = take(chains * plan.stages, 8);
+  plan.packed_full = take(plan.feeders * plan.packed_stages, 8);
+  plan.rows_full = take(plan.row_chunks, 8);
+  plan.shared_bytes = at;
+}
+
+// The rings, as deep as they are of use and fit into `shared`; false, and as little as goes, where
+// that is too little to work well.
+inline bool fill(const FedWork& work, size_t shared, FedPlan& plan) {
+  const int chains = plan.chains(), slabs = rounds_of(plan) * plan.part_slabs;
+  const auto fits = [&] {
+    place(work, plan);
+    return plan.shared_bytes <= shared;
+  };
+  const int most = std::max(2, std::min(work.halves ? 16 : chains == 1 ? 8 : 4, slabs));
+  const int least = std::min(work.halves ? 2 : 3, most);
+  const auto fed_slabs = static_cast<int>(up(static_cast<int64_t>(slabs) * chains, plan.feeders));
+  const int most_packed = std::clamp(fed_slabs, 1, kMostPackedStages);
+  plan.stages = least;
+  plan.packed_stages = work.halves ? 0 : std::min(kLeastPackedStages, most_packed);
+  if (!fits()) {
+    plan.stages = 2;
+    plan.packed_stages = work.halves ? 0 : std::min(2, most_packed);
+    place(work, plan);
+    return false;
+  }
+  while (plan.stages < most) {
+    ++plan.stages;
+    if (!fits()) {
+      --plan.stages;
+      break;
+    }
+  }
+  while (!work.halves && plan.packed_stages < most_packed) {
+    ++plan.packed_stages;
+    if (!fits()) {
+      --plan.packed_stages;
+      break;
+    }
+  }
+  place(work, plan);
+  return true;
+}
+
+}  // namespace fed_planning
+
+inline FedPlan fed_plan(const FedWork& work, int multiprocessors, size_t shared_limit) {
+  using namespace fed_planning;
+  FedPlan best;
+  double least = 0.0;
+  for (int slots = 1; slots <= 6 && slots * work.parts <= kMostChains; ++slots) {
+    FedPlan plan;
+    plan.slots = slots;
+    plan.parts = work.parts;
+    plan.part_slabs = static_cast<int>(up(work.slabs, work.parts));
+    plan.feeders = feeders_of(plan.chains());
+    plan.row_chunks = static_cast<int>(up(work.slabs, kChunkSlabs));
+    plan.items = static_cast<int>(up(work.tiles, slots));
+    plan.blocks = std::min(plan.items, multiprocessors);
+    plan.threads = (plan.chains() + plan.feeders) * 32;
+    if (!fill(work, std::min(kShare, shared_limit), plan)) fill(work, shared_limit, plan);
+    const double feed = work.halves ? kHalvesStep : kFeedStep;
+    const double cycles = rounds_of(plan) * std::max(kChainStep, plan.chains() * feed);
+    const bool fits = plan.shared_bytes <= shared_limit;
+    if (best.slots != 0 && (!fits || cycles >= least)) continue;
+    best = plan;
+    least = cycles;
+  }
+  return best;
+}
+
+}  // namespace tinyloop::cuda
