@@ -30,6 +30,14 @@ constexpr int64_t kLeastWideRows = 65;
 // kernel of their own first, on an H200. No bit depends on it.
 constexpr int64_t kRowsFormedInside = 1;
 
+// Up to so many rows chains that are fed are faster than warpgroups, on an H200. No bit depends on
+// it.
+constexpr int64_t kMostFedRows = 32;
+
+// Fragments through shared memory cost its bandwidth: with so many chains to a multiprocessor those
+// that dequantize themselves are faster, on an H200. No bit depends on it.
+constexpr int64_t kDirectChains = 2;
+
 // The warps of a block of form_rows; rows are shared by several where there are few.
 constexpr int kFormWarps = 4;
 constexpr int64_t kSharedRows = 64;
@@ -84,9 +92,19 @@ LinearCall rows_of(const LinearCall& call, int64_t first, int64_t rows, bool fp3
   return part;
 }
 
+// By chains, fed or not.
+void multiply_few(cudaStream_t stream, const LinearCall& call, const LinearContext& context) {
+  const bool direct =
+      weight_tiles(call.weight.outputs) * context.parts >= kDirectChains * context.multiprocessors;
+  if (direct && takes_direct(call, context)) return linear_direct(stream, call, context);
+  linear_fed(stream, call, context);
+}
+
 // By our own kernels; the input is kRows.
 void multiply_ourselves(cudaStream_t stream, const LinearCall& call, const LinearContext& context) {
-  if (takes_fed(call, context)) return linear_fed(stream, call, context);
+  if (call.rows <= kMostFedRows && takes_fed(call, context)) {
+    return multiply_few(stream, call, context);
+  }
   if (takes_narrow(call, context)) return linear_narrow(stream, call, context);
   if (takes_warpgroups(call, context)) return linear_warpgroups(stream, call, context);
   linear_tiled(stream, call, context);
@@ -202,17 +220,30 @@ void linear_warpgroups(cudaStream_t stream, const LinearCall& call, const Linear
   kernels_of(call.weight.kind).warpgroup(stream, call, context);
 }
 
-bool takes_fed(const LinearCall& call, const LinearContext& context) {
-  if (!context.warpgroups || context.fp32 || context.parts > kMostChains) return false;
-  if (call.rows > kFedRows) return false;
+namespace {
+bool takes_chains(const LinearCall& call, const LinearContext& context, bool direct) {
+  if (!context.warpgroups || context.fp32 || context.parts > most_chains(1)) return false;
+  if (call.rows > kFormedRows && (context.parts > most_chains(4) || !copies_rows(call)))
+    return false;
   // Its output may stand where other blocks still read.
   if (call.input.kind == InputKind::kPair) return false;
-  const FedPlan plan = kernels_of(call.weight.kind).fed_plan(call, context);
+  const FedPlan plan = kernels_of(call.weight.kind).fed_plan(call, context, direct);
   return plan.shared_bytes <= context.shared_limit;
+}
+}  // namespace
+
+bool takes_fed(const LinearCall& call, const LinearContext& context) {
+  return takes_chains(call, context, false);
+}
+bool takes_direct(const LinearCall& call, const LinearContext& context) {
+  return takes_chains(call, context, true);
 }
 
 void linear_fed(cudaStream_t stream, const LinearCall& call, const LinearContext& context) {
-  kernels_of(call.weight.kind).fed(stream, call, context);
+  kernels_of(call.weight.kind).fed(stream, call, context, false);
+}
+void linear_direct(cudaStream_t stream, const LinearCall& call, const LinearContext& context) {
+  kernels_of(call.weight.kind).fed(stream, call, context, true);
 }
 
 void linear_tiled(cudaStream_t stream, const LinearCall& call, const LinearContext& context,
@@ -261,8 +292,8 @@ void linear_wide(cudaStream_t stream, const LinearCall& call, const LinearContex
 
 void linear(cudaStream_t stream, const LinearCall& call, const LinearContext& context) {
   if (call.rows == 0) return;
-  if (takes_fed(call, context)) {
-    if (call.rows <= kRowsFormedInside) return linear_fed(stream, call, context);
+  if (call.rows <= kFormedRows && takes_fed(call, context)) {
+    if (call.rows <= kRowsFormedInside) return multiply_few(stream, call, context);
   } else if (takes_narrow(call, context)) {
     return linear_narrow(stream, call, context);
   }

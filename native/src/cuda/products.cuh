@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 
+#include "cuda/direct.cuh"
 #include "cuda/fed.cuh"
 #include "cuda/fed_plan.h"
 #include "cuda/narrow.cuh"
@@ -267,50 +268,53 @@ void warpgroup(cudaStream_t stream, const LinearCall& call, const LinearContext&
 // ---- fed --------------------------------------------------------------------------------------
 
 template <TensorKind kKind>
-FedPlan fed_plan_of(const LinearCall& call, const LinearContext& context) {
+FedPlan fed_plan_of(const LinearCall& call, const LinearContext& context, bool direct) {
   const DeviceWeight& w = call.weight;
   FedWork work;
   work.tiles = weight_tiles(w.outputs);
   work.slabs = static_cast<int>(weight_slabs(w.inputs));
   work.slab_bytes = slab_bytes_of<kKind>(w);
-  work.rows = static_cast<int>(call.rows);
+  work.rows = call.rows;
   work.row_pitch = static_cast<int>(row_pitch(work.slabs));
   work.parts = context.parts;
   work.halves = kKind == TensorKind::kF16;
+  work.direct = direct && !work.halves;  // which have nothing to dequantize
   return fed_plan(work, context.multiprocessors, context.shared_limit);
 }
 
-// Whether rows may come by bulk copies.
-inline bool copies_rows(const LinearCall& call) {
-  return call.input.kind == InputKind::kRows && call.weight.inputs % 8 == 0 &&
-         call.input.stride % 8 == 0 && reinterpret_cast<uintptr_t>(call.input.rows) % 16 == 0;
-}
-
 // A norm needs all of its row in each warp that forms some of it: more than a few to a row are none
-// the faster. A gate is worth every warp but the last, which copies FP16 weights.
+// the faster. A gate is worth every warp but the last ones, which copy.
 inline int fed_formers(const LinearCall& call, const FedPlan& plan) {
   if (copies_rows(call)) return 0;
-  const int warps = plan.threads / 32 - 1;
+  const int warps = plan.threads / 32 - plan.copiers;
   if (call.input.kind != InputKind::kState) return warps;
   return std::min(warps, static_cast<int>(call.rows) * kNormShares);
 }
 
-template <TensorKind kKind, int kGroup>
+template <TensorKind kKind, int kGroup, int kGroups>
 void launch_fed(cudaStream_t stream, const FedArguments& args) {
-  static std::atomic<uint64_t> devices_done{0};
-  allow_shared(fed_kernel<kKind, kGroup>, devices_done);
   Grid grid;
-  grid.blocks = dim3(static_cast<unsigned>(args.plan.blocks));
+  grid.blocks =
+      dim3(static_cast<unsigned>(args.plan.blocks), static_cast<unsigned>(args.plan.row_blocks));
   grid.threads = static_cast<unsigned>(args.plan.threads);
   grid.shared_bytes = args.plan.shared_bytes;
-  launch(stream, grid, fed_kernel<kKind, kGroup>, args);
+  if constexpr (kKind != TensorKind::kF16) {
+    if (args.plan.run_slabs > 1) {
+      static std::atomic<uint64_t> devices_done{0};
+      allow_shared(direct_kernel<kKind, kGroup, kGroups>, devices_done);
+      return launch(stream, grid, direct_kernel<kKind, kGroup, kGroups>, args);
+    }
+  }
+  static std::atomic<uint64_t> devices_done{0};
+  allow_shared(fed_kernel<kKind, kGroup, kGroups>, devices_done);
+  launch(stream, grid, fed_kernel<kKind, kGroup, kGroups>, args);
 }
 
 template <TensorKind kKind>
-void fed(cudaStream_t stream, const LinearCall& call, const LinearContext& context) {
+void fed(cudaStream_t stream, const LinearCall& call, const LinearContext& context, bool direct) {
   FedArguments args{};
   const DeviceWeight& w = call.weight;
-  args.plan = fed_plan_of<kKind>(call, context);
+  args.plan = fed_plan_of<kKind>(call, context, direct);
   args.data = w.data;
   args.outputs = w.outputs;
   args.inputs = w.inputs;
@@ -320,7 +324,11 @@ void fed(cudaStream_t stream, const LinearCall& call, const LinearContext& conte
   args.formers = fed_formers(call, args.plan);
   args.input = call.input;
   args.output = call.output;
-  with_group<kKind>(w.group, [&](auto g) { launch_fed<kKind, g.value>(stream, args); });
+  with_group<kKind>(w.group, [&](auto g) {
+    if (args.plan.groups == 1) return launch_fed<kKind, g.value, 1>(stream, args);
+    if (args.plan.groups == 2) return launch_fed<kKind, g.value, 2>(stream, args);
+    launch_fed<kKind, g.value, 4>(stream, args);
+  });
 }
 
 template <TensorKind kKind>

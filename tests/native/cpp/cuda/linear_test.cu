@@ -350,6 +350,12 @@ void check_paths(const std::string& name, const LoadedWeight& loaded, const Host
       linear_fed(nullptr, call(count, 0, out), context);
       against(count, "fed");
     }
+    if (takes_direct(call(count, 0, out), context)) {
+      entering(name + ", " + std::to_string(count) + " rows, direct");
+      out.poison();
+      linear_direct(nullptr, call(count, 0, out), context);
+      against(count, "direct");
+    }
     if (count <= 16) {  // blocks of 8 rows side by side
       out.poison();
       linear_narrow(nullptr, call(count, 0, out), context);
@@ -411,6 +417,7 @@ void check_outputs(const std::string& name, const LoadedWeight& loaded, const Ho
     if (takes_warpgroups(call, context))
       report(right(linear_warpgroups, rows), what + "warpgroups");
     if (takes_fed(call, context)) report(right(linear_fed, rows), what + "fed");
+    if (takes_direct(call, context)) report(right(linear_direct, rows), what + "direct");
   }
 }
 
@@ -517,10 +524,16 @@ void check_inputs(const std::string& name, const LoadedWeight& loaded, const Hos
         call.input = input;
         linear(nullptr, call, with);
         against(count, "linear");
-        if (!takes_fed(call, with)) continue;
-        out.poison();
-        linear_fed(nullptr, call, with);
-        against(count, "fed");
+        if (takes_fed(call, with)) {
+          out.poison();
+          linear_fed(nullptr, call, with);
+          against(count, "fed");
+        }
+        if (takes_direct(call, with)) {
+          out.poison();
+          linear_direct(nullptr, call, with);
+          against(count, "direct");
+        }
       }
     }
     char line[64];
@@ -750,11 +763,13 @@ void experiment(const Named& shape, const DeviceWeight& w, const LinearContext& 
     start(out);
     linear_warpgroups(nullptr, call(rows, 0, out), context);
     note("warpgroups", rows, 0);
-    if (rows > 8) continue;
     entering(std::string(shape.name) + ", fed, " + std::to_string(rows) + " rows");
     start(out);
     linear_fed(nullptr, call(rows, 0, out), context);
     note("fed", rows, 0);
+    start(out);
+    linear_direct(nullptr, call(rows, 0, out), context);
+    note("direct", rows, 0);
   }
   start(out);
   linear_wide(nullptr, call(300, 129, out), context);
@@ -897,7 +912,8 @@ constexpr NamedPath kPaths[] = {
        return call.input.kind == InputKind::kRows;
      }},
     {"warpgroups", linear_warpgroups, takes_warpgroups},
-    {"fed", linear_fed, takes_fed}};
+    {"fed", linear_fed, takes_fed},
+    {"direct", linear_direct, takes_direct}};
 constexpr InputKind kFormedKinds[] = {InputKind::kRows, InputKind::kState, InputKind::kGateUp};
 
 // Every path at every number of rows against tiles of 128 rows, or up to 8 rows of a formed input
@@ -965,6 +981,7 @@ constexpr TimedPath kTimedPaths[] = {{kPaths[0], 1},
                                      {kPaths[1], 1},
                                      {kPaths[2], 1},
                                      {kPaths[3], 1},
+                                     {kPaths[4], 1},
                                      {{"formed+fed", linear_formed_and_fed,
                                        [](const LinearCall& call, const LinearContext& context) {
                                          return call.input.kind != InputKind::kRows &&
@@ -972,7 +989,8 @@ constexpr TimedPath kTimedPaths[] = {{kPaths[0], 1},
                                        }},
                                       1},
                                      {{"narrow /4", linear_narrow, takes_narrow}, 4},
-                                     {{"fed /4", linear_fed, takes_fed}, 4}};
+                                     {{"fed /4", linear_fed, takes_fed}, 4},
+                                     {{"direct /4", linear_direct, takes_direct}, 4}};
 
 void path_speeds(LinearContext context) {
   context.cublas_lt = nullptr;
@@ -995,6 +1013,7 @@ void path_speeds(LinearContext context) {
         context.parts = timed.parts;
         std::printf("  %-10s", path.name);
         const auto time = [&](const char* name, int64_t rows, InputKind kind) {
+          if (timed.parts > 1 && rows > 8) return;
           if (!path.takes(buffers.call(shape, big->first, rows, kind), context)) return;
           if (path.run == kPaths[1].run && rows < 64) return;  // never the faster one
           entering(std::string("speed of ") + format.name + " " + shape.name + ", " + path.name +
