@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <numeric>
 
 #include "cuda/weight.h"
 
@@ -71,13 +72,28 @@ inline constexpr double kDirectStep = 29.0;
 inline constexpr double kFeedStep = 5.5;
 inline constexpr double kHalvesStep = 2.0;
 inline constexpr double kGroupStep = 8.0;  // of a chain's 8 rows on a quarter of a multiprocessor
+inline constexpr int kLeastStages = 2;     // the next slab is there before one is given back
 inline constexpr int kLeastPackedStages = 3;
 
 inline int64_t up(int64_t n, int64_t by) { return (n + by - 1) / by; }
 
+// Of `warps` that take turns at the chains' rings: how many stages of a chain on a warp comes to it
+// again. A barrier tells a phase from the next, not from the one behind that: a ring must be as
+// long, or a warp takes a stage that is still full for one that is free.
+inline int turn(int warps, int chains) { return warps / std::gcd(warps, chains); }
+
 inline int feeders_of(const FedWork& work, int chains) {
   if (work.direct) return chains <= 4 ? 7 : 4;
-  return chains == 1 ? 7 : chains <= 4 ? 8 : 9;
+  if (chains == 1) return 7;
+  int feeders = 8;
+  while (turn(feeders, chains) > std::max(3, 8 / chains)) ++feeders;
+  return feeders;
+}
+// Most that every ring is long enough for.
+inline int copiers_of(int chains) {
+  int copiers = 4;
+  while (turn(copiers, chains) > kLeastStages) --copiers;
+  return copiers;
 }
 
 inline int rounds_of(const FedPlan& plan) { return static_cast<int>(up(plan.items, plan.blocks)); }
@@ -111,14 +127,17 @@ inline bool fill(const FedWork& work, size_t shared, FedPlan& plan) {
     place(work, plan);
     return plan.shared_bytes <= shared;
   };
-  const int most = std::max(2, std::min(copies ? 16 : chains == 1 ? 8 : 4, slabs));
-  const int least = std::min(copies ? 2 : 3, most);
+  const int warps = copies ? plan.copiers : plan.feeders;
+  // Fewer slabs than that and no stage is used twice.
+  const int right = std::max(kLeastStages, std::min(turn(warps, chains), slabs));
+  const int most = std::max(right, std::min(copies ? 16 : chains == 1 ? 8 : 4, slabs));
+  const int least = std::max(right, std::min(copies ? kLeastStages : 3, most));
   const auto fed_slabs = static_cast<int>(up(static_cast<int64_t>(slabs) * chains, plan.feeders));
   const int most_packed = std::clamp(fed_slabs, 1, kMostPackedStages);
   plan.stages = least;
   plan.packed_stages = copies ? 0 : std::min(kLeastPackedStages, most_packed);
   if (!fits()) {
-    plan.stages = 2;
+    plan.stages = right;
     plan.packed_stages = copies ? 0 : std::min(2, most_packed);
     place(work, plan);
     return false;
@@ -161,7 +180,7 @@ inline FedPlan cut(const FedWork& work, int groups, int slots, int multiprocesso
   plan.parts = work.parts;
   plan.part_slabs = static_cast<int>(up(work.slabs, work.parts));
   plan.feeders = feeders_of(work, plan.chains());
-  plan.copiers = work.direct ? std::min(4, plan.feeders) : work.halves ? 1 : 0;
+  plan.copiers = work.direct ? copiers_of(plan.chains()) : work.halves ? 1 : 0;
   plan.run_slabs = work.direct ? kRunSlabs : 1;
   plan.part_runs = static_cast<int>(up(plan.part_slabs, plan.run_slabs));
   plan.row_chunks = static_cast<int>(up(work.slabs, kChunkSlabs));
