@@ -1,121 +1,92 @@
-// The product of few rows by warpgroups (sm_90a) that are fed: some warps dequantize, one slab of a
-// tile after the other, and lay the fragments into a ring in shared memory, from which a warpgroup
-// takes them through registers into the tensor cores, in one chain of sums a tile. Neither waits
-// for the other but for the ring. The bits are those of the narrow kernel.
+// The product of few rows on sm_90a, as fast as a chain of tensor-core sums goes.
 //
-// The packed slabs come to a ring of each feeding warp by bulk copies, the first of them before the
-// kernel before this one has ended; feeding begins then, too. Up to 8 rows are formed by the block
-// itself; more rows come in slabs at the word of a warp of its own. Blocks go on to other tiles
-// where there are more tiles than fit the device.
+// A block has chains and feeders, a warp each. A chain has the 16 outputs of a tile through one
+// part of the inputs; it only takes fragments of the weight and of the rows to registers and
+// multiplies. The feeders dequantize slab after slab into the chains' rings in shared memory. The
+// packed slabs come to rings of their own by bulk copies, the first of them before the kernel
+// before this one has ended. FP16 weights are fragments already and are copied straight to the
+// chains' rings.
+//
+// Rows of activations come by bulk copies, a chunk of inputs after the other; up to 8 rows of other
+// inputs the block forms itself. Blocks go on to other tiles where there are more than fit the
+// device. The bits are those of the narrow kernel.
 #pragma once
 
+#include "cuda/fed_plan.h"
 #include "cuda/narrow.cuh"
-#include "cuda/row_slabs.cuh"
+#include "cuda/wgmma.cuh"
 
 namespace tinyloop::cuda {
 
-inline constexpr int kFragmentBytes = kTileOutputs * kSlabInputs * 2;  // of a slab, dequantized
-inline constexpr int kHalfSteps = 4;                                   // of half a slab
-inline constexpr int kMostPackedStages = 16;
-
-// Of a block: feeding warps, and warpgroups that multiply.
-template <int kRows>
-inline constexpr int kFeeders = kRows == kResidentRows ? 6 : 7;
-template <int kRows>
-inline constexpr int kFedGroups = kRows == kResidentRows ? 1 : 2;
-template <int kRows>
-inline constexpr int kFedThreads =
-    32 * (kFedGroups<kRows> * kGroupWarps + kFeeders<kRows> + (kRows == kResidentRows ? 0 : 1));
-
 struct FedArguments {
   const uint8_t* data;
-  int64_t outputs, inputs, rows;
-  int64_t tiles;
-  int slabs;
-  int active;         // tiles of a warpgroup
-  int groups;         // warpgroups that multiply
-  int stages;         // of a tile's ring of fragments
-  int packed_stages;  // of a feeding warp's ring of packed slabs
-  int row_blocks;     // of kRows each
-  int items;          // (blocks of tiles) x (row blocks), row blocks fastest
+  int64_t outputs, inputs, tiles;
+  int rows, slabs;
+  int formers;  // warps that form the rows, not the last one; 0: bulk copies bring them
+  FedPlan plan;
   LinearInput input;
   LinearOutput output;
-  CUtensorMap map;  // of the rows, where there are more than 8
-};
-
-// Where everything lies in shared memory.
-template <int kRows>
-struct FedLayout {
-  uint32_t rows, fragments, packed;
-  uint32_t packed_full;                 // barriers: [feeders][packed stages]
-  uint32_t full, empty;                 // [tiles][stages]
-  uint32_t rows_full, rows_empty, end;  // [row stages]
-
-  __host__ __device__ __forceinline__ FedLayout(uint32_t begin, int64_t n_rows, int slabs,
-                                                int slab_bytes, int tiles, int stages,
-                                                int packed_stages) {
-    rows = begin;
-    fragments = rows + static_cast<uint32_t>(rows_bytes<kRows>(n_rows, slabs));
-    packed = fragments + tiles * stages * kFragmentBytes;
-    packed_full = packed + kFeeders<kRows> * packed_stages * slab_bytes;
-    full = packed_full + kFeeders<kRows> * packed_stages * 8;
-    empty = full + tiles * stages * 8;
-    rows_full = empty + tiles * stages * 8;
-    rows_empty = rows_full + (kRows > kResidentRows ? kRowStages<kRows> * 8 : 0);
-    end = rows_empty + (kRows > kResidentRows ? kRowStages<kRows> * 8 : 0);
-  }
 };
 
 // ---- feeding ----------------------------------------------------------------------------------
 
-// A feeding warp's place among the slabs of the block, in which its feeders take turns: slab by
-// slab, in each the tiles.
-template <int kFeeders, int kBytes>
-struct FedCursor {
+// A feeder's place among the runs of slabs of the block (of one slab each, but of chains that
+// dequantize themselves), in which the feeders take turns: run by run, in each the chains.
+struct FeederCursor {
   const FedArguments& args;
-  int tiles;  // of an item
-  int item, slab, tile, stage;
-  uint32_t phase;  // of the ring of fragments
-  int first_tile;  // of the item
+  int chains, whole, rest;  // feeders by chains
+  int item, slab, chain, stage;
+  uint32_t phase;  // of the chain's ring
 
   // The block's `unit`th.
-  __device__ __forceinline__ FedCursor(const FedArguments& args, int unit)
-      : args(args), tiles(args.groups * args.active) {
-    const int ordinal = unit / tiles;
-    tile = unit % tiles;
-    item = static_cast<int>(blockIdx.x) + ordinal / args.slabs * static_cast<int>(gridDim.x);
-    slab = ordinal % args.slabs;
-    stage = ordinal % args.stages;
-    phase = static_cast<uint32_t>(ordinal / args.stages % 2);
-    begin_item();
+  __device__ __forceinline__ FeederCursor(const FedArguments& args, int feeders, int unit)
+      : args(args), chains(args.plan.slots * args.plan.parts) {
+    whole = feeders / chains;
+    rest = feeders % chains;
+    const int ordinal = unit / chains;
+    chain = unit % chains;
+    item =
+        static_cast<int>(blockIdx.x) + ordinal / args.plan.part_runs * static_cast<int>(gridDim.x);
+    slab = ordinal % args.plan.part_runs;
+    stage = ordinal % args.plan.stages;
+    phase = static_cast<uint32_t>(ordinal / args.plan.stages % 2);
   }
-  __device__ __forceinline__ void begin_item() { first_tile = item / args.row_blocks * tiles; }
-  __device__ __forceinline__ bool valid() const { return item < args.items; }
-  __device__ __forceinline__ const uint8_t* source() const {
-    // Beyond the last tile: the last once more, and its sums are dropped.
-    const int t = min(first_tile + tile, static_cast<int>(args.tiles) - 1);
-    return args.data + (static_cast<int64_t>(t) * args.slabs + slab) * kBytes;
+  __device__ __forceinline__ bool valid() const { return item < args.plan.items; }
+  __device__ __forceinline__ int ring_slot() const { return chain * args.plan.stages + stage; }
+  // Beyond the last tile and slab: the last once more, which is not used.
+  __device__ __forceinline__ const uint8_t* source(int slab_bytes) const {
+    int slabs = 0;
+    return run(slab_bytes, slabs);
   }
-  // To this warp's next.
+  // Where this run of slabs begins, and how many it has.
+  __device__ __forceinline__ const uint8_t* run(int slab_bytes, int& slabs) const {
+    const int slot = args.plan.parts == 1 ? chain : chain / args.plan.parts;
+    const int part = chain - slot * args.plan.parts;
+    const int tile = min(item * args.plan.slots + slot, static_cast<int>(args.tiles) - 1);
+    const int begin = part * args.plan.part_slabs + slab * args.plan.run_slabs;
+    const int end = min((part + 1) * args.plan.part_slabs, args.slabs);
+    const int at = min(begin, args.slabs - 1);
+    slabs = max(1, min(args.plan.run_slabs, end - at));
+    return args.data + (static_cast<int64_t>(tile) * args.slabs + at) * slab_bytes;
+  }
+  // To this feeder's next.
   __device__ __forceinline__ void advance() {
-    int slabs = kFeeders / tiles;
-    tile += kFeeders - slabs * tiles;
-    if (tile >= tiles) {
-      tile -= tiles;
+    int slabs = whole;
+    chain += rest;
+    if (chain >= chains) {
+      chain -= chains;
       ++slabs;
     }
     stage += slabs;
-    while (stage >= args.stages) {
-      stage -= args.stages;
+    while (stage >= args.plan.stages) {
+      stage -= args.plan.stages;
       phase ^= 1;
     }
     slab += slabs;
-    if (slab < args.slabs) return;
-    do {
-      slab -= args.slabs;
+    while (slab >= args.plan.part_runs) {
+      slab -= args.plan.part_runs;
       item += static_cast<int>(gridDim.x);
-    } while (slab >= args.slabs);
-    begin_item();
+    }
   }
 };
 
@@ -125,24 +96,24 @@ __device__ __forceinline__ void store_fragment(uint32_t to, const uint32_t (&a)[
                : "memory");
 }
 
-template <TensorKind kKind, int kGroup, int kFeeders>
+// A warp that dequantizes.
+template <TensorKind kKind, int kGroup>
 struct Feeder {
-  static constexpr int kBytes = slab_bytes(kKind, kGroup == 0 ? 1 : kGroup);
-  using Cursor = FedCursor<kFeeders, kBytes>;
+  static constexpr int kBytes = slab_bytes(kKind, kGroup);
   const FedArguments& args;
   const uint8_t* ring;         // of packed slabs
   uint32_t ring_at, barriers;  // the same as an address; a barrier each
   uint32_t fragments, full, empty;
   int feeder, lane;
 
-  // The first slabs, a lane each. Barriers of others must not be used before a __syncthreads().
+  // The first slabs, a lane each.
   __device__ __forceinline__ void start() const {
-    if (lane < args.packed_stages) {
+    if (lane < args.plan.packed_stages) {
       init_barrier(barriers + lane * 8, 1);
       publish_barriers();
-      const Cursor at(args, feeder + lane * kFeeders);
+      const FeederCursor at(args, args.plan.feeders, feeder + lane * args.plan.feeders);
       if (at.valid()) {
-        copy_bulk(ring_at + lane * kBytes, at.source(), kBytes, barriers + lane * 8);
+        copy_bulk(ring_at + lane * kBytes, at.source(kBytes), kBytes, barriers + lane * 8);
       }
     }
     __syncwarp();
@@ -152,11 +123,9 @@ struct Feeder {
     LaneConstants constants{};
 #pragma unroll
     for (int step = 0; step < 8; ++step) {
-      if constexpr (kGroup != 0) {
-        if (step * 16 % kGroup == 0) {
-          constants =
-              lane_constants<kKind>(slab.low[step * 16 / kGroup], slab.high[step * 16 / kGroup]);
-        }
+      if (step * 16 % kGroup == 0) {
+        constants =
+            lane_constants<kKind>(slab.low[step * 16 / kGroup], slab.high[step * 16 / kGroup]);
       }
       uint32_t a[4];
       unit_fragment<kKind>(slab.units[step / kUnitSteps<kKind>], step % kUnitSteps<kKind>,
@@ -166,7 +135,9 @@ struct Feeder {
   }
   // Every slab of this warp.
   __device__ __forceinline__ void feed() const {
-    Cursor now(args, feeder), next(args, feeder + args.packed_stages * kFeeders);
+    FeederCursor now(args, args.plan.feeders, feeder);
+    FeederCursor next(args, args.plan.feeders,
+                      feeder + args.plan.packed_stages * args.plan.feeders);
     int stage = 0;
     uint32_t phase = 0;
 #pragma unroll 1
@@ -174,19 +145,19 @@ struct Feeder {
       wait_for_phase(barriers + stage * 8, phase);
       SlabRegisters<kKind, kGroup> slab;
       slab.load(ring + stage * kBytes, lane);
-      const int slot = now.tile * args.stages + now.stage;
+      const int slot = now.ring_slot();
       wait_for_phase(empty + slot * 8, now.phase ^ 1);
       dequantize_to(slab, fragments + slot * kFragmentBytes + lane * 16);
       __syncwarp();  // all of the slab is taken, and its fragments are there
       if (lane == 0) {
         arrive(full + slot * 8);
         if (next.valid()) {
-          copy_bulk(ring_at + stage * kBytes, next.source(), kBytes, barriers + stage * 8);
+          copy_bulk(ring_at + stage * kBytes, next.source(kBytes), kBytes, barriers + stage * 8);
         }
       }
       now.advance();
       next.advance();
-      if (++stage == args.packed_stages) {
+      if (++stage == args.plan.packed_stages) {
         stage = 0;
         phase ^= 1;
       }
@@ -194,201 +165,377 @@ struct Feeder {
   }
 };
 
-// ---- multiplying ------------------------------------------------------------------------------
+template <TensorKind kKind, int kGroup>
+__device__ __forceinline__ Feeder<kKind, kGroup> feeder_of(const FedArguments& args,
+                                                           uint8_t* shared, int feeder, int lane) {
+  const uint32_t begin = shared_address(shared);
+  const uint32_t packed =
+      args.plan.packed + feeder * args.plan.packed_stages * Feeder<kKind, kGroup>::kBytes;
+  return {args,
+          shared + packed,
+          begin + packed,
+          begin + args.plan.packed_full + feeder * args.plan.packed_stages * 8,
+          begin + args.plan.fragments,
+          begin + args.plan.full,
+          begin + args.plan.empty,
+          feeder,
+          lane};
+}
 
-using HalfFragments = uint32_t[kHalfSteps][4];
+// By one thread: every slab of an FP16 weight, straight to the chains' rings.
+__device__ __forceinline__ void copy_fragments(const FedArguments& args, uint32_t begin) {
+#pragma unroll 1
+  for (FeederCursor at(args, 1, 0); at.valid(); at.advance()) {
+    const int slot = at.ring_slot();
+    wait_for_phase(begin + args.plan.empty + slot * 8, at.phase ^ 1);
+    copy_bulk(begin + args.plan.fragments + slot * kFragmentBytes, at.source(kFragmentBytes),
+              kFragmentBytes, begin + args.plan.full + slot * 8);
+  }
+}
 
-// A warp that multiplies. Four sets of registers take half a slab each, three halves ahead.
-template <int kRows>
-struct FedMultiplier {
-  RowSlabs<kRows> rows;
-  uint32_t ring, full, empty;  // of this warp's tile
-  int stages, lane;
-  bool active;
-  float sums[kRows / 2];
-  int take_stage = 0, give_stage = 0;
-  uint32_t phase = 0;
+// ---- the rows ---------------------------------------------------------------------------------
 
-  template <int kHalf>
-  __device__ __forceinline__ void take(HalfFragments& set, bool there) {
-    const bool loads = active && there;
-    if (kHalf == 0 && loads) wait_for_phase(full + take_stage * 8, phase);
-    const uint32_t from = ring + take_stage * kFragmentBytes + kHalf * kHalfSteps * 512 + lane * 16;
+// The rows of a block.
+struct BlockRows {
+  int64_t first;
+  int rows;
+};
+
+// What lies behind the inputs of a row in its last slab, where rows are copied.
+__device__ __forceinline__ void clear_behind(const FedArguments& args, const BlockRows& block,
+                                             uint8_t* rows, int lane) {
+  const int64_t pitch = row_pitch(args.slabs);
+  const int pieces = static_cast<int>(args.slabs * kSlabInputs - args.inputs) / 8;
+#pragma unroll 1
+  for (int i = lane; i < block.rows * pieces; i += 32) {
+    *reinterpret_cast<uint4*>(rows + i / pieces * pitch + args.inputs * 2 + i % pieces * 16) =
+        make_uint4(0, 0, 0, 0);
+  }
+}
+
+// Rows of activations, by a warp: a lane each.
+__device__ __forceinline__ void bring_rows(const FedArguments& args, const BlockRows& block,
+                                           uint32_t to, uint32_t barriers, int lane) {
+  constexpr int kInputs = kChunkSlabs * kSlabInputs;
+  const auto* row =
+      static_cast<const __half*>(args.input.rows) + (block.first + lane) * args.input.stride;
+  const auto at = to + lane * static_cast<uint32_t>(row_pitch(args.slabs));
+#pragma unroll 1
+  for (int chunk = 0; chunk < args.plan.row_chunks; ++chunk) {
+    const int first = chunk * kInputs;
+    const int bytes = min(kInputs, static_cast<int>(args.inputs) - first) * 2;
+    if (lane == 0) expect_bytes(barriers + chunk * 8, block.rows * bytes);
+    __syncwarp();
+    if (lane < block.rows) start_copy(at + first * 2, row + first, bytes, barriers + chunk * 8);
+  }
+}
+
+// This warp's share of rows that the block forms.
+__device__ __forceinline__ void form_share(const FedArguments& args, uint8_t* to, uint32_t barriers,
+                                           int warp, int lane) {
+  const int64_t pitch = row_pitch(args.slabs), padded = args.slabs * kSlabInputs;
+  int shares = args.formers > args.rows ? args.formers / args.rows : 1;
+  if (args.input.kind == InputKind::kState) shares = min(shares, kNormShares);
+#pragma unroll 1
+  for (int i = warp; i < args.rows * shares; i += args.formers) {
+    const int row = i % args.rows;
+    form_row<__half>(args.input, row, args.inputs, i / args.rows, shares,
+                     reinterpret_cast<__half*>(to + row * pitch), padded);
+  }
+  __syncwarp();
+#pragma unroll 1
+  for (int chunk = lane; chunk < args.plan.row_chunks; chunk += 32) arrive(barriers + chunk * 8);
+}
+
+// ---- chains -----------------------------------------------------------------------------------
+
+// multiply(), in its place among loads and waits.
+__device__ __forceinline__ void multiply_here(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
+                                              uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+      "{%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// Steps of 16 inputs that a chain holds in registers, twice.
+template <int kGroups>
+inline constexpr int kHeldSteps = kGroups == 1 ? 4 : 2;
+
+// Some steps in registers: the weight's fragments, and the rows' for each group of 8 rows.
+template <int kGroups>
+struct HeldSteps {
+  static constexpr int kSteps = kHeldSteps<kGroups>;
+  uint32_t a[kSteps][4], b[kGroups][kSteps / 2][4];
+
+  // `rows`: a lane's addresses for load_matrices(), of which the steps are `at` bytes on.
+  __device__ __forceinline__ void load(uint32_t fragments, const uint32_t (&rows)[kGroups],
+                                       uint32_t at) {
 #pragma unroll
-    for (int i = 0; i < kHalfSteps; ++i) load_if(loads, set[i], from + i * 512);
-    if (kHalf == 1 && there) {
-      if (++take_stage == stages) {
-        take_stage = 0;
-        phase ^= 1;
+    for (int pair = 0; pair < kSteps / 2; ++pair) {
+#pragma unroll
+      for (int g = 0; g < kGroups; ++g) load_matrices(b[g][pair], rows[g] + at + pair * 64);
+#pragma unroll
+      for (int i = pair * 2; i < pair * 2 + 2; ++i) {
+        asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(a[i][0]), "=r"(a[i][1]), "=r"(a[i][2]), "=r"(a[i][3])
+                     : "r"(fragments + i * 512));
       }
     }
   }
-  // The products of the last slab have ended.
-  __device__ __forceinline__ void give_back() {
-    rows.release_last(lane);
-    if (active && lane == 0) arrive(empty + give_stage * 8);
-    give_stage = give_stage + 1 == stages ? 0 : give_stage + 1;
-  }
-  // sums += half kHalf of a slab, which is `now`; then `free` takes the half that is three on.
-  template <int kHalf>
-  __device__ __forceinline__ void step(int slab, int slabs, const HalfFragments& now,
-                                       HalfFragments& free) {
-    if (kHalf == 0) rows.wait();
-    const uint64_t b = rows.at(slab);
-    begin_products();
+  // Steps [begin, end).
+  __device__ __forceinline__ void multiply_into(float (&c)[kGroups][4], int begin, int end) const {
 #pragma unroll
-    for (int i = 0; i < kHalfSteps; ++i) {
-      multiply_group(sums, now[i], rows.of_step(b, kHalf * kHalfSteps + i));
-    }
-    commit_products();
-    wait_for_products<1>();  // those that read `free`
-    if (kHalf == 0 && slab > 0) give_back();
-    if (kHalf == 1) rows.advance();
-    take<1 - kHalf>(free, slab + 1 + kHalf < slabs);
-  }
-  // The first three halves of a tile.
-  __device__ __forceinline__ void first(int slabs, HalfFragments (&sets)[4]) {
-    take<0>(sets[0], true);
-    take<1>(sets[1], true);
-    take<0>(sets[2], slabs > 1);
-  }
-  // All slabs of a tile, whose first halves are taken.
-  __device__ __forceinline__ void chain(int slabs, HalfFragments (&sets)[4]) {
+    for (int i = 0; i < kSteps; ++i) {
+      if (i < begin || i >= end) continue;
 #pragma unroll
-    for (float& sum : sums) sum = 0.0f;
-    int slab = 0;
-#pragma unroll 1
-    for (; slab + 2 <= slabs; slab += 2) {
-      step<0>(slab, slabs, sets[0], sets[3]);
-      step<1>(slab, slabs, sets[1], sets[0]);
-      step<0>(slab + 1, slabs, sets[2], sets[1]);
-      step<1>(slab + 1, slabs, sets[3], sets[2]);
+      for (int g = 0; g < kGroups; ++g) {
+        multiply_here(c[g], a[i], b[g][i / 2][i % 2 * 2], b[g][i / 2][i % 2 * 2 + 1]);
+      }
     }
-    if (slab < slabs) {
-      step<0>(slab, slabs, sets[0], sets[3]);
-      step<1>(slab, slabs, sets[1], sets[0]);
-    }
-    wait_for_products<0>();
-    // Nothing that reads the sums may go ahead of this.
-#pragma unroll
-    for (float& sum : sums) asm volatile("" : "+f"(sum)::"memory");
-    give_back();
   }
 };
 
-// Every item of the block, by a warp that multiplies.
-template <int kRows>
-__device__ __forceinline__ void multiply_fed(const FedArguments& args, FedMultiplier<kRows>& m,
-                                             int stream) {
-  constexpr int kEarly = kRows == kResidentRows ? 4 : 1;  // what is there already, asked for early
-  HalfFragments sets[4] = {};
-  m.first(args.slabs, sets);
-  const bool adds = args.output.kind == OutputKind::kAdd;
+template <int kGroups>
+struct Chain {
+  static constexpr int kSteps = kHeldSteps<kGroups>;
+  static constexpr int kFragments = kSteps * 512, kRowBytes = kSteps * 32;  // of what is held
+  uint32_t ring;         // this lane's first 16 bytes
+  uint32_t full, empty;  // barriers of its stages
+  int stages;
+  uint32_t rows[kGroups];  // this lane's addresses for load_matrices() in slab 0 of all
+  uint32_t rows_full;
+  int first_slab, count, part_slabs;
+  int lane;
+  int stage = 0;
+  uint32_t phase = 0;
+
+  __device__ __forceinline__ void wait_for_rows(int slab) const {
+    wait_for_phase(rows_full + slab / kChunkSlabs * 8, 0);
+  }
+  __device__ __forceinline__ void give_back(int from) const {
+    __syncwarp();
+    if (lane == 0) arrive(empty + from * 8);
+  }
+  __device__ __forceinline__ void advance() {
+    if (++stage == stages) {
+      stage = 0;
+      phase ^= 1;
+    }
+  }
+  // sums += this chain's slabs of the next tile in the ring, in order. Two sets of registers take
+  // turns: one is multiplied while the other is loaded.
+  __device__ __forceinline__ void run(float (&sums)[kGroups][4]) {
+    HeldSteps<kGroups> early, late;
+    if (count > 0) {
+      wait_for_rows(first_slab);
+      wait_for_phase(full + stage * 8, phase);
+      early.load(ring + stage * kFragmentBytes, rows, first_slab * (kSlabInputs * 2));
+    }
 #pragma unroll 1
-  for (int item = static_cast<int>(blockIdx.x); item < args.items;
-       item += static_cast<int>(gridDim.x)) {
-    const int64_t tile =
-        static_cast<int64_t>(item / args.row_blocks) * args.groups * args.active + stream;
-    const TileOutput to{args.output,
-                        args.rows,
-                        args.outputs,
-                        tile * kTileOutputs + m.lane / 4,
-                        static_cast<int64_t>(item % args.row_blocks) * kRows + m.lane % 4 * 2,
-                        m.active};
-    float before[kEarly] = {};
-    if (kRows == kResidentRows && adds) {
+    for (int slab = first_slab; slab < first_slab + count; ++slab) {
+      const uint32_t row = slab * (kSlabInputs * 2);
+      const uint32_t fragments = ring + stage * kFragmentBytes;
 #pragma unroll
-      for (int i = 0; i < kEarly; ++i) before[i] = to.before(i);
-    }
-    const bool more = item + static_cast<int>(gridDim.x) < args.items;
-    m.chain(args.slabs, sets);
-    if (kRows == kResidentRows && more) m.first(args.slabs, sets);
-#pragma unroll
-    for (int i = 0; i < kRows / 2; ++i) {
-      if constexpr (kRows == kResidentRows) {
-        to.store(i, m.sums[i], before[i]);
-      } else {
-        to.store(i, m.sums[i], adds ? to.before(i) : 0.0f);
+      for (int i = 0; i + 2 < 8 / kSteps; i += 2) {
+        late.load(fragments + (i + 1) * kFragments, rows, row + (i + 1) * kRowBytes);
+        early.multiply_into(sums, 0, kSteps);
+        early.load(fragments + (i + 2) * kFragments, rows, row + (i + 2) * kRowBytes);
+        late.multiply_into(sums, 0, kSteps);
       }
+      constexpr int kLast = 8 / kSteps - 1;
+      late.load(fragments + kLast * kFragments, rows, row + kLast * kRowBytes);
+      early.multiply_into(sums, 0, kSteps - 1);
+      const int now = stage;
+      advance();
+      const bool more = slab + 1 < first_slab + count;
+      const bool there = is_over(full + stage * 8, phase);
+      early.multiply_into(sums, kSteps - 1, kSteps);
+      late.multiply_into(sums, 0, 1);
+      if (more) {
+        if (!there) wait_for_phase(full + stage * 8, phase);
+        if ((slab + 1) % kChunkSlabs == 0) wait_for_rows(slab + 1);
+        early.load(ring + stage * kFragmentBytes, rows, row + kSlabInputs * 2);
+      }
+      late.multiply_into(sums, 1, kSteps);
+      give_back(now);
     }
-    // More sums than that leave no registers for fragments.
-    if (kRows > kResidentRows && more) m.first(args.slabs, sets);
+    // A last part that is shorter than the others is fed as many slabs.
+    for (int i = count; i < part_slabs; ++i) {
+      wait_for_phase(full + stage * 8, phase);
+      give_back(stage);
+      advance();
+    }
+  }
+};
+
+// The sums of a tile's parts added in order, in the warp of the first.
+template <int kGroups>
+__device__ __forceinline__ void add_parts(const FedArguments& args, float4* partials, int slot,
+                                          int part, int lane, float (&sums)[kGroups][4]) {
+  float4* mine = partials + (slot * args.plan.parts + part) * kGroups * 32 + lane;
+  if (part > 0) {
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+      mine[g * 32] = make_float4(sums[g][0], sums[g][1], sums[g][2], sums[g][3]);
+    }
+  }
+  asm volatile("bar.sync %0, %1;" ::"r"(slot + 1), "r"(args.plan.parts * 32) : "memory");
+  if (part > 0) return;
+#pragma unroll 1
+  for (int p = 1; p < args.plan.parts && p * args.plan.part_slabs < args.slabs; ++p) {
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+      const float4 more = mine[(p * kGroups + g) * 32];
+      sums[g][0] = __fadd_rn(sums[g][0], more.x);
+      sums[g][1] = __fadd_rn(sums[g][1], more.y);
+      sums[g][2] = __fadd_rn(sums[g][2], more.z);
+      sums[g][3] = __fadd_rn(sums[g][3], more.w);
+    }
   }
 }
 
-// Until `threads` threads have come here.
-__device__ __forceinline__ void meet(int threads) {
-  asm volatile("bar.sync 1, %0;" ::"r"(threads) : "memory");
+// Every tile of a chain.
+template <int kGroups, typename AChain>
+__device__ __forceinline__ void chain_tiles(const FedArguments& args, const BlockRows& block,
+                                            AChain& chain, uint8_t* partials, int warp) {
+  const int slot = args.plan.parts == 1 ? warp : warp / args.plan.parts;
+  const int part = warp - slot * args.plan.parts;
+  const int lane = chain.lane;
+  const int row = lane % 4 * 2;
+  int buffer = 0;  // of partial sums: they are read while the next tile's are written
+#pragma unroll 1
+  for (int item = static_cast<int>(blockIdx.x); item < args.plan.items;
+       item += static_cast<int>(gridDim.x)) {
+    const int64_t tile = static_cast<int64_t>(item) * args.plan.slots + slot;
+    const int64_t output = tile * kTileOutputs + lane / 4;
+    // This lane's elements of the output: register i of group g is row i % 2 of two, output
+    // i / 2 * 8 on.
+    const auto owned = [&](int g, int i) {
+      return part == 0 && g * 8 + row + i % 2 < block.rows && output + i / 2 * 8 < args.outputs;
+    };
+    float before[kGroups][4] = {};
+    if (args.output.kind == OutputKind::kAdd) {
+#pragma unroll
+      for (int i = 0; i < kGroups * 4; ++i) {
+        const int g = i / 4, r = i % 4;
+        if (owned(g, r)) {
+          before[g][r] =
+              before_of(args.output, block.first + g * 8 + row + r % 2, output + r / 2 * 8);
+        }
+      }
+    }
+    float sums[kGroups][4] = {};
+    chain.run(sums);
+    if (args.plan.parts > 1) {
+      auto* of_tile = reinterpret_cast<float4*>(partials) +
+                      buffer * args.plan.slots * args.plan.parts * kGroups * 32;
+      add_parts<kGroups>(args, of_tile, slot, part, lane, sums);
+      buffer ^= 1;
+    }
+#pragma unroll
+    for (int i = 0; i < kGroups * 4; ++i) {
+      const int g = i / 4, r = i % 4;
+      if (owned(g, r)) {
+        store_output(args.output, block.first + g * 8 + row + r % 2, output + r / 2 * 8, sums[g][r],
+                     before[g][r]);
+      }
+    }
+  }
 }
 
-template <TensorKind kKind, int kGroup, int kRows>
-__global__ void __launch_bounds__(kFedThreads<kRows>, kRows == kResidentRows ? 2 : 1)
+// ---- a block ----------------------------------------------------------------------------------
+
+// The barriers of rings and rows, by a warp.
+__device__ __forceinline__ void init_block(const FedArguments& args, uint32_t begin, int lane) {
+  const int chains = args.plan.slots * args.plan.parts;
+#pragma unroll 1
+  for (int i = lane; i < chains * args.plan.stages; i += 32) {
+    init_barrier(begin + args.plan.full + i * 8, 1);
+    init_barrier(begin + args.plan.empty + i * 8, 1);
+  }
+#pragma unroll 1
+  for (int i = lane; i < args.plan.row_chunks; i += 32) {
+    init_barrier(begin + args.plan.rows_full + i * 8, max(args.formers, 1));
+  }
+  publish_barriers();
+}
+
+template <int kGroups>
+__device__ __forceinline__ BlockRows rows_of_block(const FedArguments& args) {
+  BlockRows block{static_cast<int64_t>(blockIdx.y) * kGroups * 8, 0};
+  block.rows = static_cast<int>(min(args.rows - block.first, int64_t{kGroups * 8}));
+  return block;
+}
+
+// All of a chain but where its ring lies, by its warp; the first one asks for the rows.
+template <typename AChain>
+__device__ __forceinline__ void place_chain(const FedArguments& args, const BlockRows& block,
+                                            uint32_t begin, int warp, int lane, AChain& chain) {
+  const uint32_t rows_full = begin + args.plan.rows_full;
+  if (args.formers == 0 && warp == 0) bring_rows(args, block, begin, rows_full, lane);
+  const int part = args.plan.parts == 1 ? 0 : warp % args.plan.parts;
+  chain.full = begin + args.plan.full + warp * args.plan.stages * 8;
+  chain.empty = begin + args.plan.empty + warp * args.plan.stages * 8;
+  chain.stages = args.plan.stages;
+#pragma unroll
+  for (int g = 0; g < static_cast<int>(sizeof(chain.rows) / sizeof(chain.rows[0])); ++g) {
+    // A lane for a row beyond the last repeats the last one.
+    const int row = min(g * 8 + lane % 8, block.rows - 1);
+    chain.rows[g] = begin + row * static_cast<int>(row_pitch(args.slabs)) + lane / 8 * 16;
+  }
+  chain.rows_full = rows_full;
+  chain.first_slab = part * args.plan.part_slabs;
+  chain.count = max(0, min(args.plan.part_slabs, args.slabs - chain.first_slab));
+  chain.part_slabs = args.plan.part_slabs;
+  chain.lane = lane;
+}
+
+template <TensorKind kKind, int kGroup, int kGroups>
+__global__ void __launch_bounds__(kFedWarps<kGroups> * 32, 1)
     fed_kernel(const __grid_constant__ FedArguments args) {
 #ifdef TINYLOOP_WARPGROUPS
-  extern __shared__ __align__(1024) uint8_t swizzled[];  // whose order depends on the address
-  using Feeds = Feeder<kKind, kGroup, kFeeders<kRows>>;
-  constexpr bool kStreams = kRows > kResidentRows;
+  extern __shared__ __align__(16) uint8_t shared[];
+  constexpr bool kDequantizes = kKind != TensorKind::kF16;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   // The same in all lanes, and known to be.
   const int warp = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / 32, 0);
-  const int multiplying = args.groups * kGroupWarps, tiles = args.groups * args.active;
-  const int feeder = warp - multiplying;
-  const uint32_t begin = shared_address(swizzled);
-  const FedLayout<kRows> at(begin, args.rows, args.slabs, Feeds::kBytes, tiles, args.stages,
-                            args.packed_stages);
-  const bool feeds = feeder >= 0 && feeder < kFeeders<kRows>;
-  const uint32_t packed = at.packed + feeder * args.packed_stages * Feeds::kBytes;
-  const Feeds fed{args,         swizzled + (packed - begin),
-                  packed,       at.packed_full + feeder * args.packed_stages * 8,
-                  at.fragments, at.full,
-                  at.empty,     feeder,
-                  lane};
-  if (feeds) fed.start();
+  const int feeder = warp - args.plan.slots * args.plan.parts;
+  const uint32_t begin = shared_address(shared);
+  const uint32_t rows_full = begin + args.plan.rows_full;
+  const BlockRows block = rows_of_block<kGroups>(args);
+  if constexpr (kDequantizes) {
+    // Its rings are its own: no other warp need know of them before it asks for its slabs.
+    if (feeder >= 0) feeder_of<kKind, kGroup>(args, shared, feeder, lane).start();
+  }
   if (warp == 0) {
-    for (int i = lane; i < tiles * args.stages; i += 32) {
-      init_barrier(at.full + i * 8, 1);
-      init_barrier(at.empty + i * 8, 1);
-    }
-    if (kStreams && lane < kRowStages<kRows>) {
-      init_barrier(at.rows_full + lane * 8, 1);
-      init_barrier(at.rows_empty + lane * 8, multiplying);
-    }
-    publish_barriers();
+    init_block(args, begin, lane);
+    if (args.formers == 0) clear_behind(args, block, shared, lane);
   }
   __syncthreads();
   let_next_start();
 
-  // A gate's rows are worth every warp; others are formed while the first slabs are fed.
-  const bool all_form = !kStreams && args.input.kind == InputKind::kGateUp;
-  const int forming = multiplying + (all_form ? kFeeders<kRows> : 0);
-  if (!feeds || all_form) {
-    wait_for_previous();
-    if constexpr (!kStreams) {
-      form_resident(args.input, static_cast<int>(args.rows), args.inputs, args.slabs, swizzled,
-                    warp, forming);
-      meet(forming * 32);
+  if constexpr (kGroups == 1) {
+    if (warp < args.formers) {
+      wait_for_previous();
+      form_share(args, shared, rows_full, warp, lane);
     }
   }
-  if (feeds) {
-    fed.feed();
+  if (feeder >= 0) {
+    if constexpr (kDequantizes) {
+      feeder_of<kKind, kGroup>(args, shared, feeder, lane).feed();
+    } else {
+      if (feeder == args.plan.feeders - 1 && lane == 0) copy_fragments(args, begin);
+    }
     wait_for_previous();
-  } else if (feeder < 0) {
-    const int group = warp / kGroupWarps, member = warp % kGroupWarps;
-    const bool active = member < args.active;
-    const int stream = group * args.active + (active ? member : 0);
-    FedMultiplier<kRows> m{RowSlabs<kRows>(at.rows, args.rows, at.rows_full, at.rows_empty),
-                           at.fragments + stream * args.stages * kFragmentBytes,
-                           at.full + stream * args.stages * 8,
-                           at.empty + stream * args.stages * 8,
-                           args.stages,
-                           lane,
-                           active,
-                           {}};
-    multiply_fed(args, m, stream);
-  } else if (kStreams && lane == 0) {
-    bring_row_slabs<kRows>(args.map, args.items, args.row_blocks, args.slabs, at.rows, at.rows_full,
-                           at.rows_empty);
+    return;
   }
+  wait_for_previous();
+  Chain<kGroups> chain{};
+  place_chain(args, block, begin, warp, lane, chain);
+  chain.ring = begin + args.plan.fragments + warp * args.plan.stages * kFragmentBytes + lane * 16;
+  chain_tiles<kGroups>(args, block, chain, shared + args.plan.partials, warp);
 #else
   __trap();
 #endif

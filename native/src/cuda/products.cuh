@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <atomic>
 
+#include "cuda/direct.cuh"
 #include "cuda/fed.cuh"
+#include "cuda/fed_plan.h"
 #include "cuda/narrow.cuh"
 #include "cuda/products.h"
 #include "cuda/row_map.h"
@@ -200,10 +202,6 @@ template <TensorKind kKind>
 WarpgroupPlan warpgroup_plan_of(const LinearCall& call, const LinearContext& context) {
   return warpgroup_plan(warpgroup_work<kKind>(call), context.multiprocessors, context.shared_limit);
 }
-template <TensorKind kKind>
-WarpgroupPlan fed_plan_of(const LinearCall& call, const LinearContext& context) {
-  return fed_plan(warpgroup_work<kKind>(call), context.multiprocessors, context.shared_limit);
-}
 
 inline Grid warpgroup_grid(const WarpgroupPlan& plan) {
   Grid grid;
@@ -217,10 +215,8 @@ inline CUtensorMap map_of(const LinearCall& call, const WarpgroupPlan& plan) {
   return map_rows(call.input.rows, call.input.stride, call.weight.inputs, call.rows, plan.rows);
 }
 
-// What both kinds of arguments have.
-template <typename Arguments>
-Arguments warpgroup_arguments(const LinearCall& call, const WarpgroupPlan& plan) {
-  Arguments args{};
+inline WarpgroupArguments warpgroup_arguments(const LinearCall& call, const WarpgroupPlan& plan) {
+  WarpgroupArguments args{};
   const DeviceWeight& w = call.weight;
   args.data = w.data;
   args.outputs = w.outputs;
@@ -234,6 +230,7 @@ Arguments warpgroup_arguments(const LinearCall& call, const WarpgroupPlan& plan)
   args.row_blocks = plan.row_blocks;
   args.items = plan.items;
   args.output = call.output;
+  args.map = map_of(call, plan);
   return args;
 }
 
@@ -259,8 +256,7 @@ void launch_warpgroup(cudaStream_t stream, const WarpgroupArguments& args, const
 template <TensorKind kKind>
 void warpgroup(cudaStream_t stream, const LinearCall& call, const LinearContext& context) {
   const WarpgroupPlan plan = warpgroup_plan_of<kKind>(call, context);
-  auto args = warpgroup_arguments<WarpgroupArguments>(call, plan);
-  args.map = map_of(call, plan);
+  const WarpgroupArguments args = warpgroup_arguments(call, plan);
   const Grid grid = warpgroup_grid(plan);
   with_group<kKind>(call.weight.group, [&](auto g) {
     if (plan.rows == 16) return launch_warpgroup<kKind, g.value, 16>(stream, args, grid);
@@ -269,25 +265,69 @@ void warpgroup(cudaStream_t stream, const LinearCall& call, const LinearContext&
   });
 }
 
-template <TensorKind kKind, int kGroup, int kRows>
-void launch_fed(cudaStream_t stream, const FedArguments& args, const Grid& grid) {
+// ---- fed --------------------------------------------------------------------------------------
+
+template <TensorKind kKind>
+FedPlan fed_plan_of(const LinearCall& call, const LinearContext& context, bool direct) {
+  const DeviceWeight& w = call.weight;
+  FedWork work;
+  work.tiles = weight_tiles(w.outputs);
+  work.slabs = static_cast<int>(weight_slabs(w.inputs));
+  work.slab_bytes = slab_bytes_of<kKind>(w);
+  work.rows = call.rows;
+  work.row_pitch = static_cast<int>(row_pitch(work.slabs));
+  work.parts = context.parts;
+  work.halves = kKind == TensorKind::kF16;
+  work.direct = direct && !work.halves;  // which have nothing to dequantize
+  return fed_plan(work, context.multiprocessors, context.shared_limit);
+}
+
+// A norm needs all of its row in each warp that forms some of it: more than a few to a row are none
+// the faster. A gate is worth every warp but the last ones, which copy.
+inline int fed_formers(const LinearCall& call, const FedPlan& plan) {
+  if (copies_rows(call)) return 0;
+  const int warps = plan.threads / 32 - plan.copiers;
+  if (call.input.kind != InputKind::kState) return warps;
+  return std::min(warps, static_cast<int>(call.rows) * kNormShares);
+}
+
+template <TensorKind kKind, int kGroup, int kGroups>
+void launch_fed(cudaStream_t stream, const FedArguments& args) {
+  Grid grid;
+  grid.blocks =
+      dim3(static_cast<unsigned>(args.plan.blocks), static_cast<unsigned>(args.plan.row_blocks));
+  grid.threads = static_cast<unsigned>(args.plan.threads);
+  grid.shared_bytes = args.plan.shared_bytes;
+  if constexpr (kKind != TensorKind::kF16) {
+    if (args.plan.run_slabs > 1) {
+      static std::atomic<uint64_t> devices_done{0};
+      allow_shared(direct_kernel<kKind, kGroup, kGroups>, devices_done);
+      return launch(stream, grid, direct_kernel<kKind, kGroup, kGroups>, args);
+    }
+  }
   static std::atomic<uint64_t> devices_done{0};
-  allow_shared(fed_kernel<kKind, kGroup, kRows>, devices_done);
-  launch(stream, grid, fed_kernel<kKind, kGroup, kRows>, args);
+  allow_shared(fed_kernel<kKind, kGroup, kGroups>, devices_done);
+  launch(stream, grid, fed_kernel<kKind, kGroup, kGroups>, args);
 }
 
 template <TensorKind kKind>
-void fed(cudaStream_t stream, const LinearCall& call, const LinearContext& context) {
-  const WarpgroupPlan plan = fed_plan_of<kKind>(call, context);
-  auto args = warpgroup_arguments<FedArguments>(call, plan);
-  args.packed_stages = plan.packed_stages;
+void fed(cudaStream_t stream, const LinearCall& call, const LinearContext& context, bool direct) {
+  FedArguments args{};
+  const DeviceWeight& w = call.weight;
+  args.plan = fed_plan_of<kKind>(call, context, direct);
+  args.data = w.data;
+  args.outputs = w.outputs;
+  args.inputs = w.inputs;
+  args.tiles = weight_tiles(w.outputs);
+  args.rows = static_cast<int>(call.rows);
+  args.slabs = static_cast<int>(weight_slabs(w.inputs));
+  args.formers = fed_formers(call, args.plan);
   args.input = call.input;
-  if (plan.rows > kResidentRows) args.map = map_of(call, plan);
-  const Grid grid = warpgroup_grid(plan);
-  with_group<kKind>(call.weight.group, [&](auto g) {
-    if (plan.rows == 8) return launch_fed<kKind, g.value, 8>(stream, args, grid);
-    if (plan.rows == 16) return launch_fed<kKind, g.value, 16>(stream, args, grid);
-    launch_fed<kKind, g.value, 32>(stream, args, grid);
+  args.output = call.output;
+  with_group<kKind>(w.group, [&](auto g) {
+    if (args.plan.groups == 1) return launch_fed<kKind, g.value, 1>(stream, args);
+    if (args.plan.groups == 2) return launch_fed<kKind, g.value, 2>(stream, args);
+    launch_fed<kKind, g.value, 4>(stream, args);
   });
 }
 

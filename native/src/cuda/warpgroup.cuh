@@ -184,7 +184,7 @@ struct Multiplier {
   template <int kPending = 1>
   __device__ __forceinline__ void step(int slab, int slabs, const SlabFragments& now,
                                        SlabFragments& next, Stored& unpacks, Stored& loads) {
-    const uint64_t b = rows.at(slab);
+    const uint64_t b = rows.at_stage();
     begin_products();
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
@@ -263,7 +263,7 @@ __global__ void __launch_bounds__(kMostGroups * kGroupWarps * 32 + 32, 1)
   const bool active = multiplies && member < args.active;
   const int streams = args.groups * args.active, stream = group * args.active + member;
   const uint32_t rows_to = shared_address(swizzled);
-  const uint32_t rings = rows_to + rows_bytes<kRows>(args.rows, args.slabs);
+  const uint32_t rings = rows_to + kRowsBytes<kRows>;
   const uint32_t ring_bytes = args.stages * Multiplies::kBytes;
   const uint32_t barriers = rings + streams * ring_bytes;
   const uint32_t full = barriers + streams * args.stages * 8, empty = full + kStages * 8;
@@ -281,7 +281,7 @@ __global__ void __launch_bounds__(kMostGroups * kGroupWarps * 32 + 32, 1)
   wait_for_previous();
   __syncthreads();
   if (multiplies) {
-    Multiplies m{weight, RowSlabs<kRows>(rows_to, args.rows, full, empty), lane, active, {}};
+    Multiplies m{weight, RowSlabs<kRows>(rows_to, full, empty), lane, active, {}};
     multiply_items(args, m, stream);
   } else if (lane == 0) {
     bring_row_slabs<kRows>(args.map, args.items, args.row_blocks, args.slabs, rows_to, full, empty);

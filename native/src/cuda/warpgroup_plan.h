@@ -16,20 +16,17 @@ struct WarpgroupWork {
 };
 
 struct WarpgroupPlan {
-  int rows = 0;           // of a block: 8 (resident: fed only), 16, 32 or 64 (fed: not)
-  int active = 0;         // tiles of a warpgroup
-  int groups = 0;         // multiplying warpgroups
-  int feeders = 0;        // fed: warps that dequantize
-  int stages = 0;         // slabs of a tile's ring
-  int packed_stages = 0;  // fed: slabs of a feeder's ring
+  int rows = 0;    // of a block: 16, 32 or 64
+  int active = 0;  // tiles of a warpgroup
+  int groups = 0;  // multiplying warpgroups
+  int stages = 0;  // slabs of a tile's ring
   int row_blocks = 0, items = 0;
   int blocks = 0, threads = 0;
   size_t shared_bytes = 0;
   double cycles = 0.0;  // counted, of the multiprocessor that has most to do
 };
 
-// Defined where the kernels' layouts of shared memory are known.
+// Defined where the kernel's layout of shared memory is known.
 WarpgroupPlan warpgroup_plan(const WarpgroupWork& work, int multiprocessors, size_t shared_limit);
-WarpgroupPlan fed_plan(const WarpgroupWork& work, int multiprocessors, size_t shared_limit);
 
 }  // namespace tinyloop::cuda
