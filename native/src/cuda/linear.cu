@@ -26,16 +26,15 @@ constexpr int64_t kWideResults = 800'000;
 constexpr int64_t kWideResultsUnpacked = 1'300'000;
 constexpr int64_t kLeastWideRows = 65;
 
-// Up to so many rows a product of few rows forms its input itself; more rows are faster formed by a
-// kernel of their own first, on an H200. No bit depends on it.
-constexpr int64_t kRowsFormedInside = 1;
+// From so many rows to so many, rows are formed by a kernel of their own and multiplied by chains
+// that are fed: faster than the narrow kernel on fewer rows and than warpgroups on more, on an
+// H200. No bit depends on it.
+constexpr int64_t kLeastFedRows = 2;
+constexpr int64_t kMostFedRows = 8;
 
-// Up to so many rows chains that are fed are faster than warpgroups, on an H200. No bit depends on
-// it.
-constexpr int64_t kMostFedRows = 32;
-
-// Fragments through shared memory cost its bandwidth: with so many chains to a multiprocessor those
-// that dequantize themselves are faster, on an H200. No bit depends on it.
+// Fragments through shared memory cost its bandwidth: with so many chains to a multiprocessor, as
+// outputs of several parts have, those that dequantize themselves are faster, on an H200. No bit
+// depends on it.
 constexpr int64_t kDirectChains = 2;
 
 // The warps of a block of form_rows; rows are shared by several where there are few.
@@ -94,8 +93,8 @@ LinearCall rows_of(const LinearCall& call, int64_t first, int64_t rows, bool fp3
 
 // By chains, fed or not.
 void multiply_few(cudaStream_t stream, const LinearCall& call, const LinearContext& context) {
-  const bool direct =
-      weight_tiles(call.weight.outputs) * context.parts >= kDirectChains * context.multiprocessors;
+  const bool direct = context.parts > 1 && weight_tiles(call.weight.outputs) * context.parts >=
+                                               kDirectChains * context.multiprocessors;
   if (direct && takes_direct(call, context)) return linear_direct(stream, call, context);
   linear_fed(stream, call, context);
 }
@@ -292,11 +291,9 @@ void linear_wide(cudaStream_t stream, const LinearCall& call, const LinearContex
 
 void linear(cudaStream_t stream, const LinearCall& call, const LinearContext& context) {
   if (call.rows == 0) return;
-  if (call.rows <= kFormedRows && takes_fed(call, context)) {
-    if (call.rows <= kRowsFormedInside) return multiply_few(stream, call, context);
-  } else if (takes_narrow(call, context)) {
-    return linear_narrow(stream, call, context);
-  }
+  const bool fed =
+      call.rows >= kLeastFedRows && call.rows <= kMostFedRows && takes_fed(call, context);
+  if (!fed && takes_narrow(call, context)) return linear_narrow(stream, call, context);
   if (call.input.kind == InputKind::kRows) return multiply_rows(stream, call, context);
 
   const int64_t inputs = call.weight.inputs;
