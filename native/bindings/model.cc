@@ -212,9 +212,13 @@ void upgrade_face(const PyModel& model, const std::vector<PyResume>& handles, in
 }
 
 py::dict counters(const PyModel& model) {
-  const Counters& c = model.open()->counters;
+  const std::shared_ptr<Engine> engine = model.open();
+  const Counters& c = engine->counters;
+  int64_t allocations = engine->account->allocations();
+  if (engine->host_account != engine->account) allocations += engine->host_account->allocations();
   return py::dict("rows"_a = c.rows.load(), "head_rows"_a = c.head_rows.load(),
-                  "passes"_a = c.passes.load());
+                  "passes"_a = c.passes.load(), "allocations"_a = allocations,
+                  "device_waits"_a = engine->backend->waits());
 }
 
 void bind_calls(py::class_<PyModel>& model) {

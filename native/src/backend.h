@@ -122,6 +122,8 @@ class Backend {
   // Where its blocks come from, and what their sizes are rounded up to.
   virtual std::shared_ptr<MemorySource> memory() const { return host_memory(); }
   virtual size_t alignment() const { return kHostAlignment; }
+  // How often the calling thread has waited for the device, since the start.
+  virtual int64_t waits() const { return 0; }
   // Whether its memory is the process's own: then host arrays count as its memory too.
   virtual bool is_host() const { return true; }
 
@@ -219,8 +221,8 @@ class Backend {
   // chunk. Where begin_steps() returns false the backend runs what it recorded under the same key,
   // and the caller leaves the operations out. Between the two calls no host array is used.
   virtual bool begin_steps(const StepKey& /*key*/, const ChunkPlan& /*plan*/) { return true; }
-  // False: what was recorded could not be run. The caller does the same once more, and begin_steps()
-  // then records nothing.
+  // False: what was recorded could not be run. The caller does the same once more, and
+  // begin_steps() then records nothing.
   virtual bool end_steps() { return true; }
 
   // Rows of one attention work item, so that a pass can cut its chunks.

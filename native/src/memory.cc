@@ -74,6 +74,7 @@ Block Account::allocate(size_t bytes, Owner owner, const char* what) {
   block.data_ = data;
   block.bytes_ = rounded;
   block.owner_ = owner;
+  ++allocations_;
   total_ += rounded;
   live_[static_cast<size_t>(owner)] += rounded;
   return block;
@@ -89,6 +90,11 @@ void Account::release(void* data, size_t bytes, Owner owner) noexcept {
 size_t Account::live_bytes() const {
   std::lock_guard<std::mutex> lock(mutex_);
   return total_;
+}
+
+int64_t Account::allocations() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return allocations_;
 }
 
 std::map<std::string, size_t> Account::report() const {

@@ -79,6 +79,7 @@ class Account : public std::enable_shared_from_this<Account> {
 
   size_t live_bytes() const;
   size_t budget_bytes() const { return budget_; }
+  int64_t allocations() const;  // that succeeded, since the beginning
   size_t alignment() const { return source_->alignment(); }
   std::map<std::string, size_t> report() const;
 
@@ -94,6 +95,7 @@ class Account : public std::enable_shared_from_this<Account> {
   std::array<size_t, kOwnerCount> live_{};
   size_t total_ = 0;
   size_t budget_ = 0;
+  int64_t allocations_ = 0;
   int64_t fail_in_ = 0;
 };
 

@@ -158,6 +158,27 @@ def test_the_fast_class_moves_decoded_tokens_alone(tmp_path: Path, kind: int) ->
     assert told.logprobs[0] == quick.logprobs[0]
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("together", [1, 8])
+def test_a_steady_step_waits_once_and_allocates_nothing(together: int) -> None:
+    with load_model(default_model_path(), device="cuda") as model:
+
+        def cost(new: int) -> tuple[int, int]:
+            before = model.counters
+            requests = [GenerateRequest(random_ids(20), new, stop_ids=()) for _ in range(together)]
+            model.generate(requests, max_batch=together)
+            after = model.counters
+            return (
+                after["device_waits"] - before["device_waits"],
+                after["allocations"] - before["allocations"],
+            )
+
+        cost(40)  # the steps are recorded
+        short, long = cost(20), cost(40)
+    assert long[0] - short[0] == 20  # for the tokens of each further step
+    assert long[1] == short[1]
+
+
 # ---- memory --------------------------------------------------------------------------------------
 
 

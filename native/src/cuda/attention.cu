@@ -72,8 +72,7 @@ void attention(cudaStream_t stream, const AttentionPlan& plan, const HeadShape& 
   const AttentionCall call{plan, shape, plane, queries, out};
   if (fp32) return attention_fp32(stream, call);
   if (!plan.decode || group_of(shape) > kDecodeVectors) {
-    // Codes are unpacked faster by the kernel in which every warp does so. The bits are equal.
-    if (plan.codes || !attention_warpgroups(stream, call)) attention_many(stream, call);
+    if (!attention_ring(stream, call)) attention_many(stream, call);
     return;
   }
   int64_t splits = splits_for(shape, plan.n_items, plan.max_spans, processors());

@@ -269,33 +269,37 @@ struct DecodeBlock {
     }
   }
 
-  // Tiles [begin, end) of positions, the keys below `keys`.
+  // Tiles [begin, end) of positions, the keys below `keys`; end > begin. Two tiles are on their way
+  // before the first is folded, and then whenever one is waited for.
   __device__ __forceinline__ void run(const Prefix& prefix, const AttentionPiece& piece, int begin,
                                       int end, int keys) {
     const Source own = source_of(piece.own, place);
+    Cursor cursor;
+    // Also behind the last tile, as a group of no copies, so that the groups can be counted.
+    const auto ask = [&](int stage, int tile) {
+      if (tile >= end) {
+        commit_copies();
+        return Arriving{};
+      }
+      const int limit = min(tile + kTile, keys);
+      const int first = seek(shared.window, cursor, prefix, tile, place, BlockSync{});
+      return copier.start(shared.buffers[stage], shared.window, first, own, tile, limit);
+    };
+    Arriving came = ask(0, begin), coming = ask(1, begin + kTile);
     uint32_t q[kDim / 16][4];
     load_queries(piece.row, q);
     State state;
     state.maximum[0] = state.maximum[1] = minus_infinity();
     const float c = score_factor(place.head_dim);
-    Cursor cursor;
-    Arriving came, coming;
     int stage = 0;
-    for (int tile = begin;; tile += kTile, stage ^= 1) {
-      if (tile < end) {
-        const int limit = min(tile + kTile, keys);
-        const int first = seek(shared.window, cursor, prefix, tile, place, BlockSync{});
-        coming = copier.start(shared.buffers[stage], shared.window, first, own, tile, limit);
-      }
-      if (tile > begin) {
-        const int before = tile - kTile;
-        fold(shared.buffers[stage ^ 1], q, came.scaled, before, keys - before, c, state);
-      }
-      if (tile >= end) break;
-      came = coming;
-      wait_for_copies<0>();
+    for (int tile = begin; tile < end; tile += kTile, stage ^= 1) {
+      wait_for_copies<1>();
       copier.finish(shared.buffers[stage], came);
       __syncthreads();
+      fold(shared.buffers[stage], q, came.scaled, tile, keys - tile, c, state);
+      came = coming;
+      if (tile + 2 * kTile < end) __syncthreads();  // all have read the tile
+      coming = ask(stage, tile + 2 * kTile);
     }
     if constexpr (!kSplit) store(state, piece.row);
   }

@@ -41,7 +41,7 @@ constexpr size_t partial_bytes(const HeadShape& shape) {
 
 void attention_many(cudaStream_t stream, const AttentionCall& call);
 // The same bits, faster. False: not on this device or with heads of this width; nothing was done.
-bool attention_warpgroups(cudaStream_t stream, const AttentionCall& call);
+bool attention_ring(cudaStream_t stream, const AttentionCall& call);
 // splits: thread blocks that share an item and a K/V head; more than 1 need scratch for all
 // (item, head, tile).
 void attention_decode(cudaStream_t stream, const AttentionCall& call, int splits, void* scratch);

@@ -219,7 +219,8 @@ struct ManyBlock {
       if (at < 0 || bytes == 0) {
         *reinterpret_cast<uint4*>(to) = uint4{0, 0, 0, 0};
       } else if (aligned) {
-        copy_async(shared_address(to), queries + at + chunk * 8, bytes);
+        // Heads are then of whole chunks.
+        copy_async_all<16>(shared_address(to), queries + at + chunk * 8);
       } else {
         copy_elements(reinterpret_cast<uint8_t*>(to),
                       reinterpret_cast<const uint8_t*>(queries + at + chunk * 8), bytes, 16);

@@ -86,4 +86,19 @@ __device__ __forceinline__ void multiply_values_32(float* d, const uint32_t (&a)
 #endif
 }
 
+// Eight columns whose keys lie side by side.
+template <int kAdd>
+__device__ __forceinline__ void multiply_values_8(float (&d)[4], const uint32_t (&a)[4],
+                                                  uint64_t b) {
+#ifdef TINYLOOP_WARPGROUPS
+  asm volatile(
+      "{ .reg .pred p; setp.ne.b32 p, %9, 0; "
+      "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {"
+      "%0,%1,%2,%3"
+      "}, {%4,%5,%6,%7}, %8, p, 1, 1, 0; }"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kAdd));
+#endif
+}
+
 }  // namespace tinyloop::cuda

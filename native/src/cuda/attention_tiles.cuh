@@ -169,6 +169,17 @@ __device__ __forceinline__ void copy_async_8(uint32_t to, const void* from, int 
                : "memory");
 }
 
+// All of 8 or 16 bytes. A number of bytes that is not known takes ten instructions more for each
+// copy, and a warp that fetches by itself is then slower than the products.
+template <int kBytes>
+__device__ __forceinline__ void copy_async_all(uint32_t to, const void* from) {
+  if constexpr (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(from) : "memory");
+  }
+}
+
 // Bytes that are not aligned, one element after the other, and zeros up to `room`.
 static __device__ __noinline__ void copy_elements(uint8_t* to, const uint8_t* from, int bytes,
                                                   int room) {
@@ -180,6 +191,12 @@ static __device__ __noinline__ void copy_elements(uint8_t* to, const uint8_t* fr
     return;
   }
   for (int i = 0; i < room; ++i) to[i] = i < bytes ? from[i] : uint8_t{0};
+}
+
+// Of two halves, bits that say which are infinite or no numbers: an exponent of ones carries into
+// the sign.
+__device__ __forceinline__ uint32_t broken_halves(uint32_t pair) {
+  return ((pair & 0x7C007C00u) + 0x04000400u) & 0x80008000u;
 }
 
 // Moves tiles with all of a block's threads. A thread has one chunk of eight elements in each of
@@ -203,16 +220,20 @@ struct TileCopier {
     return Buffer::place(row(0), chunk()) + pass * kPassRows * Buffer::kStride;
   }
 
-  // Copies this thread's chunk of rows [begin, end): kBytes each, of which `bytes` are read.
-  template <int kBytes>
+  // Copies this thread's chunk of rows [begin, end): kBytes each, of which `bytes` are read; kAll:
+  // all of them.
+  template <int kBytes, bool kAll>
   __device__ __forceinline__ void copy_rows(__half* to, const uint8_t* from, int64_t row_bytes,
                                             int bytes, int begin, int end) const {
     const uint32_t at = shared_address(to + offset(0));
-#pragma unroll Buffer::kUnrolled
+    const auto rows = static_cast<unsigned>(end - begin);
+#pragma unroll(kAll ? Buffer::kUnrolled : 1)
     for (int i = 0; i < kPasses; ++i) {
-      if (row(i) >= begin && row(i) < end) {
+      if (static_cast<unsigned>(row(i) - begin) < rows) {
         const uint32_t place = at + i * kPassRows * Buffer::kStride * 2;
-        if constexpr (kBytes == 16) {
+        if constexpr (kAll) {
+          copy_async_all<kBytes>(place, from);
+        } else if constexpr (kBytes == 16) {
           copy_async(place, from, bytes);
         } else {
           copy_async_8(place, from, bytes);
@@ -224,10 +245,33 @@ struct TileCopier {
   __device__ __forceinline__ void copy_rows_by_elements(__half* to, const uint8_t* from,
                                                         int64_t row_bytes, int bytes, int room,
                                                         int begin, int end) const {
+#pragma unroll 1
     for (int i = 0; i < kPasses; ++i) {
-      if (row(i) < begin || row(i) >= end) continue;
-      copy_elements(reinterpret_cast<uint8_t*>(to + offset(i)), from + i * kPassRows * row_bytes,
-                    bytes, room);
+      if (row(i) >= begin && row(i) < end) {
+        copy_elements(reinterpret_cast<uint8_t*>(to + offset(i)), from, bytes, room);
+      }
+      from += kPassRows * row_bytes;
+    }
+  }
+  // Keys, then values.
+  template <int kBytes>
+  __device__ __forceinline__ void copy_both(Buffer& to, const uint8_t* keys, const uint8_t* values,
+                                            int64_t row_bytes, int bytes, int begin, int end,
+                                            bool aligned) const {
+    if (aligned && place.head_dim == kDim) {
+      copy_rows<kBytes, true>(to.keys, keys, row_bytes, bytes, begin, end);
+      copy_rows<kBytes, true>(to.values, values, row_bytes, bytes, begin, end);
+      return;
+    }
+#pragma unroll 1
+    for (int which = 0; which < 2; ++which) {
+      __half* const rows = which == 0 ? to.keys : to.values;
+      const uint8_t* const from = which == 0 ? keys : values;
+      if (aligned) {
+        copy_rows<kBytes, false>(rows, from, row_bytes, bytes, begin, end);
+      } else {
+        copy_rows_by_elements(rows, from, row_bytes, bytes, kBytes, begin, end);
+      }
     }
   }
 
@@ -238,26 +282,19 @@ struct TileCopier {
     const int element = codes ? 1 : 2;
     const int64_t row_bytes = static_cast<int64_t>(place.n_kv_heads) * place.head_dim * element;
     const int first = tile - from.begin;  // token of the tile's first row
-    const int bytes = min(max(place.head_dim - chunk() * 8, 0), 8) * element;
-    // Where nothing is read, the address is of no meaning.
-    const int64_t at = bytes == 0 ? 0 : (first + row(0)) * row_bytes + chunk() * 8 * element;
     if (kLanes == kChunks || chunk() < kChunks) {
-      if (!from.aligned) {
-        const int room = 8 * element;
-        copy_rows_by_elements(to.keys, from.keys + at, row_bytes, bytes, room, begin, end);
-        copy_rows_by_elements(to.values, from.values + at, row_bytes, bytes, room, begin, end);
-      } else if (codes) {
-        copy_rows<8>(to.keys, from.keys + at, row_bytes, bytes, begin, end);
-        copy_rows<8>(to.values, from.values + at, row_bytes, bytes, begin, end);
-      } else {
-        copy_rows<16>(to.keys, from.keys + at, row_bytes, bytes, begin, end);
-        copy_rows<16>(to.values, from.values + at, row_bytes, bytes, begin, end);
-      }
+      const int bytes = min(max(place.head_dim - chunk() * 8, 0), 8) * element;
+      // Where nothing is read, the address is of no meaning.
+      const int64_t at = bytes == 0 ? 0 : (first + row(0)) * row_bytes + chunk() * 8 * element;
+      const uint8_t *keys = from.keys + at, *values = from.values + at;
       if (codes) {
-#pragma unroll Buffer::kUnrolled
+        copy_both<8>(to, keys, values, row_bytes, bytes, begin, end, from.aligned);
+#pragma unroll
         for (int i = 0; i < kPasses; ++i) {
           if (row(i) >= begin && row(i) < end) arriving.codes |= 1u << i;
         }
+      } else {
+        copy_both<16>(to, keys, values, row_bytes, bytes, begin, end, from.aligned);
       }
     }
     const int key = threadIdx.x % kTile, which = threadIdx.x / kTile;
@@ -274,7 +311,7 @@ struct TileCopier {
   // Keys from `limit` on do not exist.
   __device__ __forceinline__ void clear_rows(Buffer& to, int tile, int limit) const {
     if (kLanes != kChunks && chunk() >= kChunks) return;
-#pragma unroll Buffer::kUnrolled
+#pragma unroll 1
     for (int i = 0; i < kPasses; ++i) {
       if (tile + row(i) < limit) continue;
       *reinterpret_cast<uint4*>(to.keys + offset(i)) = uint4{0, 0, 0, 0};
@@ -294,7 +331,7 @@ struct TileCopier {
       const Source source = shared ? window.sources[i] : own;
       const int begin = max(source.begin - tile, 0), end = min(source.end, limit) - tile;
       if (begin < end) start_rows(to, source, tile, begin, end, arriving);
-      if (!shared) break;
+      if (!shared || source.end >= limit) break;
       ++i;
     }
     commit_copies();
@@ -309,11 +346,31 @@ struct TileCopier {
     } else if (threadIdx.x < 2 * kTile) {
       to.value_scales[threadIdx.x - kTile] = arriving.scale;
     }
-#pragma unroll Buffer::kUnrolled
+    if (arriving.codes == (uint64_t{1} << kPasses) - 1) return expand_all(to);
+#pragma unroll 1
     for (int i = 0; i < kPasses; ++i) {
       if ((arriving.codes >> i & 1) == 0) continue;
       expand(to.keys + offset(i));
       expand(to.values + offset(i));
+    }
+  }
+  // Loads before stores, which the compiler may not exchange.
+  __device__ __forceinline__ void expand_all(Buffer& to) const {
+    constexpr int kAtOnce = kPasses < 4 ? kPasses : 4;
+    static_assert(kPasses % kAtOnce == 0);
+#pragma unroll
+    for (int which = 0; which < 2; ++which) {
+      __half* const rows = which == 0 ? to.keys : to.values;
+#pragma unroll
+      for (int first = 0; first < kPasses; first += kAtOnce) {
+        uint2 codes[kAtOnce];
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          codes[i] = *reinterpret_cast<const uint2*>(rows + offset(first + i));
+        }
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) store_halves(rows + offset(first + i), codes[i]);
+      }
     }
   }
   // Whether this thread's part of the values holds what is no number.
@@ -327,17 +384,15 @@ struct TileCopier {
     }
     return broken != 0;
   }
-  // An exponent of ones carries into the sign.
-  static __device__ __forceinline__ uint32_t broken_halves(uint32_t pair) {
-    return ((pair & 0x7C007C00u) + 0x04000400u) & 0x80008000u;
-  }
   __device__ __forceinline__ void clear_value(Buffer& buffer, int key) const {
     if (threadIdx.x >= kChunks) return;
     *reinterpret_cast<uint4*>(buffer.values + Buffer::place(key, threadIdx.x)) = uint4{0, 0, 0, 0};
   }
 
   static __device__ __forceinline__ void expand(__half* chunk) {
-    const uint2 codes = *reinterpret_cast<const uint2*>(chunk);
+    store_halves(chunk, *reinterpret_cast<const uint2*>(chunk));
+  }
+  static __device__ __forceinline__ void store_halves(__half* chunk, uint2 codes) {
     const uint2 low = halves_of_codes(codes.x), high = halves_of_codes(codes.y);
     *reinterpret_cast<uint4*>(chunk) = uint4{low.x, low.y, high.x, high.y};
   }

@@ -89,6 +89,7 @@ class CudaBackend : public Backend {
   size_t activation_bytes() const override { return options_.fp32 ? 4 : 2; }
   size_t alignment() const override { return kBlockAlignment; }
   bool is_host() const override { return false; }
+  int64_t waits() const override { return device_->ring->waits(); }
   std::shared_ptr<MemorySource> memory() const override { return device_->memory; }
 
   void start() override {

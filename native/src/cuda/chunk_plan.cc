@@ -131,6 +131,7 @@ DevicePlan::DevicePlan(const ChunkWork& work, PlanArena& arena, Account& account
   const size_t kv_of_row = packer.add(run_of_row(work.kv)), kv_runs = packer.add(work.kv);
   const size_t hidden_of_row = packer.add(run_of_row(work.hidden));
   const size_t hidden_runs = packer.add(work.hidden);
+  const size_t turns = packer.add(std::vector<uint32_t>(2));
   const size_t items = packer.add(flat.items), pieces = packer.add(flat.pieces);
   const size_t segments = packer.add(flat.segments);
 
@@ -148,10 +149,7 @@ DevicePlan::DevicePlan(const ChunkWork& work, PlanArena& arena, Account& account
   attention.segments = reinterpret_cast<const KvSegment*>(memory + segments);
   attention.n_items = static_cast<int32_t>(flat.items.size());
   attention.decode = row_by_row;
-  const auto is_coded = [](const KvSegment& s) { return s.format == KvFormat::kInt8; };
-  attention.codes = std::any_of(flat.segments.begin(), flat.segments.end(), is_coded) ||
-                    std::any_of(flat.pieces.begin(), flat.pieces.end(),
-                                [&](const AttentionPiece& piece) { return is_coded(piece.own); });
+  attention.turns = reinterpret_cast<uint32_t*>(memory + turns);
   // As a capacity, so that a recorded step serves until the context has doubled.
   const auto spans = static_cast<uint64_t>(flat.spans);
   attention.max_spans = static_cast<int32_t>(row_by_row ? std::bit_ceil(spans) : spans);

@@ -138,16 +138,71 @@ struct Gated {
   FourBits<T> gate, up;
 };
 
+// A norm in this many shares reads its row once, where it has no more than so many inputs.
+inline constexpr int kNormShares = 4;
+inline constexpr int kHeldShare = 4;  // times four elements of a lane, kept while the row is summed
+inline constexpr int64_t kHeldInputs = kHeldShare * kNormShares * 128;
+
+// Share `share` of kNormShares of a normed row.
+template <typename To>
+__device__ __forceinline__ void form_held_share(const float* row, const float* weight, float eps,
+                                                int inputs, int share, To to, int padded) {
+  constexpr int kStep = kNormShares * 128;
+  const int lane = static_cast<int>(threadIdx.x % 32) * 4, mine = lane + share * 128;
+  const float4 zeros = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  float4 sums = zeros, held[kHeldShare] = {};
+  // Half of the loads at once: more would not fit the registers.
+#pragma unroll 1
+  for (int begin = 0; begin < kHeldShare * kStep; begin += 2 * kStep) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      held[i] = held[i + 2];
+#pragma unroll
+      for (int j = 0; j < kNormShares; ++j) {
+        const int k = begin + i * kStep + j * 128 + lane;
+        const float4 x = k < inputs ? load_four(row + k) : zeros;  // which change no sum
+        add_squares(sums, x);
+        if (j == share) held[i + 2] = x;
+      }
+    }
+  }
+  float4 weights[kHeldShare];
+#pragma unroll
+  for (int i = 0; i < kHeldShare; ++i) {
+    weights[i] = make_float4(1.0f, 1.0f, 1.0f, 1.0f);  // change no bit
+    if (weight != nullptr && i * kStep + mine < inputs) {
+      weights[i] = load_four(weight + i * kStep + mine);
+    }
+  }
+  const float factor = inverse_rms_of_sums(sums, inputs, eps);
+#pragma unroll
+  for (int i = 0; i < kHeldShare; ++i) {
+    const int k = i * kStep + mine;
+    const float4 x = held[i], w = weights[i];
+    const float4 normed =
+        make_float4(__fmul_rn(__fmul_rn(x.x, factor), w.x), __fmul_rn(__fmul_rn(x.y, factor), w.y),
+                    __fmul_rn(__fmul_rn(x.z, factor), w.z), __fmul_rn(__fmul_rn(x.w, factor), w.w));
+    if (k < padded) store_four(to + k, k < inputs ? normed : zeros);
+  }
+}
+
 // form_row() where it can; false where rows are not aligned.
 template <typename T, typename To>
 __device__ __forceinline__ bool form_row_by_four(const LinearInput& input, int64_t r,
-                                                 int64_t inputs, int64_t begin, int64_t step, To to,
+                                                 int64_t inputs, int share, int shares, To to,
                                                  int64_t padded) {
   if (inputs % 4 != 0) return false;
+  const int64_t begin = share * 128 + static_cast<int64_t>(threadIdx.x % 32) * 4;
+  const int64_t step = static_cast<int64_t>(shares) * 128;
   if (input.kind == InputKind::kState) {
     const float* row = input.state + state_row(input, r) * inputs;
     const float* weight = input.norm.present ? input.norm.weight : nullptr;
     if (!loads_by_four(row) || !loads_by_four(weight)) return false;
+    if (input.norm.present && shares == kNormShares && padded <= kHeldInputs) {
+      form_held_share(row, weight, input.norm.eps, static_cast<int>(inputs), share, to,
+                      static_cast<int>(padded));
+      return true;
+    }
     const float factor = norm_factor(row, input.norm, inputs);
     const auto fetch = [&](int64_t k) {
       const float4 ones = make_float4(1.0f, 1.0f, 1.0f, 1.0f);  // change no bit
@@ -186,9 +241,9 @@ __device__ __forceinline__ bool form_row_by_four(const LinearInput& input, int64
 template <typename T, typename To>
 __device__ __forceinline__ void form_row(const LinearInput& input, int64_t r, int64_t inputs,
                                          int share, int shares, To to, int64_t padded) {
+  if (form_row_by_four<T>(input, r, inputs, share, shares, to, padded)) return;
   const int64_t begin = share * 128 + static_cast<int64_t>(threadIdx.x % 32) * 4;
   const int64_t step = static_cast<int64_t>(shares) * 128;
-  if (form_row_by_four<T>(input, r, inputs, begin, step, to, padded)) return;
   const float factor = input_factor(input, r, inputs);
 #pragma unroll 1
   for (int64_t k = begin; k < padded; k += step) {

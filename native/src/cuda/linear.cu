@@ -6,6 +6,7 @@
 #include "cuda/linear.h"
 #include "cuda/linear_fp32.h"
 #include "cuda/products.h"
+#include "cuda/row_map.h"
 
 namespace tinyloop::cuda {
 
@@ -25,19 +26,42 @@ constexpr int64_t kWideResults = 800'000;
 constexpr int64_t kWideResultsUnpacked = 1'300'000;
 constexpr int64_t kLeastWideRows = 65;
 
-constexpr int kRowsPerBlock = 8;  // of form_rows
+// From so many rows to so many, rows are formed by a kernel of their own and multiplied by chains
+// that are fed: faster than the narrow kernel on fewer rows and than warpgroups on more, on an
+// H200. No bit depends on it.
+constexpr int64_t kLeastFedRows = 2;
+constexpr int64_t kMostFedRows = 8;
+
+// Fragments through shared memory cost its bandwidth: with so many chains to a multiprocessor, as
+// outputs of several parts have, those that dequantize themselves are faster, on an H200. No bit
+// depends on it.
+constexpr int64_t kDirectChains = 2;
+
+// The warps of a block of form_rows; rows are shared by several where there are few.
+constexpr int kFormWarps = 4;
+constexpr int64_t kSharedRows = 64;
 
 template <typename T>
-__global__ void __launch_bounds__(kRowsPerBlock * 32)
+__global__ void __launch_bounds__(kFormWarps * 32)
     form_rows_kernel(const __grid_constant__ LinearInput input, int64_t first, int64_t rows,
-                     int64_t inputs, T* out, int64_t stride, int64_t padded) {
-  wait_for_previous();
+                     int shares, int64_t inputs, T* out, int64_t stride, int64_t padded) {
   let_next_start();
-  const int64_t r = static_cast<int64_t>(blockIdx.x) * kRowsPerBlock + threadIdx.x / 32;
-  if (r < rows) form_row<T>(input, first + r, inputs, 0, 1, out + r * stride, padded);
+  wait_for_previous();
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kFormWarps + threadIdx.x / 32;
+  const int64_t r = i / shares;
+  if (r >= rows) return;
+  form_row<T>(input, first + r, inputs, static_cast<int>(i % shares), shares, out + r * stride,
+              padded);
 }
 
 int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+// Warps of form_rows to a row: each has all loads of its share under way at once.
+int form_shares(const LinearInput& input, int64_t rows, int64_t inputs) {
+  if (rows > kSharedRows) return 1;
+  if (input.kind == InputKind::kState) return kNormShares;
+  return static_cast<int>(round_up(inputs, 512) / 512);
+}
 
 size_t element_bytes(bool fp32) { return fp32 ? sizeof(float) : sizeof(__half); }
 
@@ -67,8 +91,19 @@ LinearCall rows_of(const LinearCall& call, int64_t first, int64_t rows, bool fp3
   return part;
 }
 
+// By chains, fed or not.
+void multiply_few(cudaStream_t stream, const LinearCall& call, const LinearContext& context) {
+  const bool direct = context.parts > 1 && weight_tiles(call.weight.outputs) * context.parts >=
+                                               kDirectChains * context.multiprocessors;
+  if (direct && takes_direct(call, context)) return linear_direct(stream, call, context);
+  linear_fed(stream, call, context);
+}
+
 // By our own kernels; the input is kRows.
 void multiply_ourselves(cudaStream_t stream, const LinearCall& call, const LinearContext& context) {
+  if (call.rows <= kMostFedRows && takes_fed(call, context)) {
+    return multiply_few(stream, call, context);
+  }
   if (takes_narrow(call, context)) return linear_narrow(stream, call, context);
   if (takes_warpgroups(call, context)) return linear_warpgroups(stream, call, context);
   linear_tiled(stream, call, context);
@@ -148,14 +183,15 @@ size_t linear_scratch_bytes(int64_t max_rows, int64_t max_inputs, bool fp32, boo
 void form_rows(cudaStream_t stream, const LinearInput& input, int64_t first, int64_t rows,
                int64_t inputs, void* out, int64_t stride, bool fp32) {
   Grid grid;
-  grid.blocks = dim3(static_cast<unsigned>((rows + kRowsPerBlock - 1) / kRowsPerBlock));
-  grid.threads = kRowsPerBlock * 32;
+  const int shares = form_shares(input, rows, inputs);
+  grid.blocks = dim3(static_cast<unsigned>(round_up(rows * shares, kFormWarps) / kFormWarps));
+  grid.threads = kFormWarps * 32;
   const int64_t padded = std::min(round_up(inputs, 8), stride);
   if (fp32) {
-    return launch(stream, grid, form_rows_kernel<float>, input, first, rows, inputs,
+    return launch(stream, grid, form_rows_kernel<float>, input, first, rows, shares, inputs,
                   static_cast<float*>(out), stride, padded);
   }
-  launch(stream, grid, form_rows_kernel<__half>, input, first, rows, inputs,
+  launch(stream, grid, form_rows_kernel<__half>, input, first, rows, shares, inputs,
          static_cast<__half*>(out), stride, padded);
 }
 
@@ -173,14 +209,40 @@ void linear_narrow(cudaStream_t stream, const LinearCall& call, const LinearCont
 
 bool takes_warpgroups(const LinearCall& call, const LinearContext& context) {
   if (!context.warpgroups || context.fp32 || context.parts != 1) return false;
-  // Blocks of up to 8 rows form their input; a pair's may stand where others store their output.
-  if (call.input.kind == InputKind::kPair) return false;
-  if (call.rows > 8 && call.input.kind != InputKind::kRows) return false;
-  return kernels_of(call.weight.kind).warpgroup_shared(call, context) <= context.shared_limit;
+  if (call.input.kind != InputKind::kRows) return false;
+  if (!can_map_rows(call.input.rows, call.input.stride)) return false;
+  const WarpgroupPlan plan = kernels_of(call.weight.kind).warpgroup_plan(call, context);
+  return plan.shared_bytes <= context.shared_limit;
 }
 
 void linear_warpgroups(cudaStream_t stream, const LinearCall& call, const LinearContext& context) {
   kernels_of(call.weight.kind).warpgroup(stream, call, context);
+}
+
+namespace {
+bool takes_chains(const LinearCall& call, const LinearContext& context, bool direct) {
+  if (!context.warpgroups || context.fp32 || context.parts > most_chains(1)) return false;
+  if (call.rows > kFormedRows && (context.parts > most_chains(4) || !copies_rows(call)))
+    return false;
+  // Its output may stand where other blocks still read.
+  if (call.input.kind == InputKind::kPair) return false;
+  const FedPlan plan = kernels_of(call.weight.kind).fed_plan(call, context, direct);
+  return plan.shared_bytes <= context.shared_limit;
+}
+}  // namespace
+
+bool takes_fed(const LinearCall& call, const LinearContext& context) {
+  return takes_chains(call, context, false);
+}
+bool takes_direct(const LinearCall& call, const LinearContext& context) {
+  return takes_chains(call, context, true);
+}
+
+void linear_fed(cudaStream_t stream, const LinearCall& call, const LinearContext& context) {
+  kernels_of(call.weight.kind).fed(stream, call, context, false);
+}
+void linear_direct(cudaStream_t stream, const LinearCall& call, const LinearContext& context) {
+  kernels_of(call.weight.kind).fed(stream, call, context, true);
 }
 
 void linear_tiled(cudaStream_t stream, const LinearCall& call, const LinearContext& context,
@@ -229,11 +291,9 @@ void linear_wide(cudaStream_t stream, const LinearCall& call, const LinearContex
 
 void linear(cudaStream_t stream, const LinearCall& call, const LinearContext& context) {
   if (call.rows == 0) return;
-  // Up to 8 rows: a warp to each tile's chain was faster than a warpgroup to four at every shape.
-  if (takes_narrow(call, context)) return linear_narrow(stream, call, context);
-  if (call.rows <= 8 && takes_warpgroups(call, context)) {
-    return linear_warpgroups(stream, call, context);
-  }
+  const bool fed =
+      call.rows >= kLeastFedRows && call.rows <= kMostFedRows && takes_fed(call, context);
+  if (!fed && takes_narrow(call, context)) return linear_narrow(stream, call, context);
   if (call.input.kind == InputKind::kRows) return multiply_rows(stream, call, context);
 
   const int64_t inputs = call.weight.inputs;

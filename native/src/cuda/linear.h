@@ -85,10 +85,19 @@ void linear(cudaStream_t stream, const LinearCall& call, const LinearContext& co
 bool takes_narrow(const LinearCall& call, const LinearContext& context);
 void linear_narrow(cudaStream_t stream, const LinearCall& call, const LinearContext& context);
 
-// Whether the kernels of warpgroups take this call: up to 8 rows of any input but a pair, or any
-// number of rows of activations; parts must be 1.
+// Whether the kernel of warpgroups that dequantize takes this call: any number of rows of
+// activations; parts must be 1.
 bool takes_warpgroups(const LinearCall& call, const LinearContext& context);
 void linear_warpgroups(cudaStream_t stream, const LinearCall& call, const LinearContext& context);
+
+// Whether the kernel of chains that are fed takes this call, on a device of sm_90a: up to 8 rows of
+// any input but a pair, or any number of rows of activations in aligned places.
+bool takes_fed(const LinearCall& call, const LinearContext& context);
+void linear_fed(cudaStream_t stream, const LinearCall& call, const LinearContext& context);
+
+// The same by chains that dequantize themselves; FP16 weights, by linear_fed().
+bool takes_direct(const LinearCall& call, const LinearContext& context);
+void linear_direct(cudaStream_t stream, const LinearCall& call, const LinearContext& context);
 
 // Our own kernel for any number of rows and any device; the input must be kRows.
 enum class TileShape : int { kChoose = -1, k128x128, k128x64, k64x32, k64x16, k32x16 };

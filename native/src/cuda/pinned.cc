@@ -68,6 +68,7 @@ void PinnedRing::read(void* to, const void* device_from, size_t bytes) {
     const size_t n = std::min(bytes, kSlotBytes);
     check(cudaMemcpyAsync(staged, source, n, cudaMemcpyDeviceToHost, stream_),
           "copy a result from the device");
+    ++waits_;
     check(cudaStreamSynchronize(stream_), "wait for the device");
     std::memcpy(out, staged, n);
     out += n;
@@ -80,6 +81,10 @@ void PinnedRing::read(void* to, const void* device_from, size_t bytes) {
 void PinnedRing::next_slot() {
   check(cudaEventRecord(arrived_[slot_], stream_), "record an event");
   slot_ = (slot_ + 1) % kSlots;
+  if (cudaEventQuery(arrived_[slot_]) == cudaErrorNotReady) {
+    cudaGetLastError();
+    ++waits_;
+  }
   check(cudaEventSynchronize(arrived_[slot_]), "wait for a copy to the device");
   used_ = 0;
 }

@@ -5,7 +5,9 @@
 #include <cuda_runtime_api.h>
 
 #include <array>
+#include <atomic>
 #include <cstddef>
+#include <cstdint>
 
 #include "cuda/current_device.h"
 
@@ -29,6 +31,8 @@ class PinnedRing {
   // Waits for everything before it on the stream.
   void read(void* to, const void* device_from, size_t bytes);
 
+  int64_t waits() const { return waits_; }
+
   static constexpr size_t slot_bytes() { return kSlotBytes; }
   // Page-locked bytes.
   static constexpr size_t bytes() { return (kSlots + 1) * kSlotBytes; }
@@ -47,7 +51,8 @@ class PinnedRing {
   // slot in use.
   std::array<cudaEvent_t, kSlots> arrived_{};
   size_t slot_ = 0;
-  size_t used_ = 0;  // bytes of the slot in use
+  std::atomic<int64_t> waits_{0};  // read by any thread
+  size_t used_ = 0;                // bytes of the slot in use
 };
 
 }  // namespace tinyloop::cuda

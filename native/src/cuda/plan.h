@@ -26,7 +26,8 @@ struct AttentionPlan {
   int32_t n_items = 0;
   int32_t max_spans = 0;  // most spans of kSpan keys that any item reads
   bool decode = false;    // every item is one piece of one row
-  bool codes = false;     // some keys and values are kInt8; decides speed alone
+  // Two counters that are zero between calls, and used by one at a time; null: none, and slower.
+  uint32_t* turns = nullptr;
 };
 
 // Keys that one partial softmax covers, cut by absolute position.

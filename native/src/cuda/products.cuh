@@ -4,8 +4,12 @@
 #include <algorithm>
 #include <atomic>
 
+#include "cuda/direct.cuh"
+#include "cuda/fed.cuh"
+#include "cuda/fed_plan.h"
 #include "cuda/narrow.cuh"
 #include "cuda/products.h"
+#include "cuda/row_map.h"
 #include "cuda/tiled.cuh"
 #include "cuda/warpgroup.cuh"
 #include "cuda/warpgroup_plan.h"
@@ -183,56 +187,37 @@ void tiled(cudaStream_t stream, const LinearCall& call, const LinearContext& con
 // ---- warpgroups -------------------------------------------------------------------------------
 
 template <TensorKind kKind>
-WarpgroupPlan warpgroup_plan_of(const LinearCall& call, const LinearContext& context) {
+WarpgroupWork warpgroup_work(const LinearCall& call) {
   const DeviceWeight& w = call.weight;
   WarpgroupWork work;
   work.tiles = weight_tiles(w.outputs);
   work.slabs = static_cast<int>(weight_slabs(w.inputs));
   work.slab_bytes = slab_bytes_of<kKind>(w);
   work.rows = call.rows;
-  work.resident_threads = resident_threads(kKind, static_cast<int>(w.group));
   work.halves = kKind == TensorKind::kF16;
-  return warpgroup_plan(work, context.multiprocessors, context.shared_limit);
-}
-
-// use(rows of a block, whether they are streamed), both as types.
-template <typename Use>
-auto with_warpgroup_rows(int rows, Use use) {
-  using std::false_type, std::true_type;
-  switch (rows) {
-    case 8:
-      return use(std::integral_constant<int, 8>{}, false_type{});
-    case 16:
-      return use(std::integral_constant<int, 16>{}, true_type{});
-    case 32:
-      return use(std::integral_constant<int, 32>{}, true_type{});
-    default:
-      return use(std::integral_constant<int, 64>{}, true_type{});
-  }
+  return work;
 }
 
 template <TensorKind kKind>
-size_t warpgroup_shared(const LinearCall& call, const LinearContext& context) {
-  return warpgroup_plan_of<kKind>(call, context).shared_bytes;
+WarpgroupPlan warpgroup_plan_of(const LinearCall& call, const LinearContext& context) {
+  return warpgroup_plan(warpgroup_work<kKind>(call), context.multiprocessors, context.shared_limit);
 }
 
-template <TensorKind kKind, int kGroup>
-void launch_warpgroup(cudaStream_t stream, const WarpgroupArguments& args, int rows,
-                      const Grid& grid) {
-  with_warpgroup_rows(rows, [&](auto n, auto streams) {
-    static std::atomic<uint64_t> devices_done{0};
-    const auto kernel =
-        warpgroup_kernel<kKind, kGroup, decltype(n)::value, decltype(streams)::value>;
-    allow_shared(kernel, devices_done);
-    launch(stream, grid, kernel, args);
-  });
+inline Grid warpgroup_grid(const WarpgroupPlan& plan) {
+  Grid grid;
+  grid.blocks = dim3(static_cast<unsigned>(plan.blocks));
+  grid.threads = static_cast<unsigned>(plan.threads);
+  grid.shared_bytes = plan.shared_bytes;
+  return grid;
 }
 
-template <TensorKind kKind>
-void warpgroup(cudaStream_t stream, const LinearCall& call, const LinearContext& context) {
-  const WarpgroupPlan plan = warpgroup_plan_of<kKind>(call, context);
-  const DeviceWeight& w = call.weight;
+inline CUtensorMap map_of(const LinearCall& call, const WarpgroupPlan& plan) {
+  return map_rows(call.input.rows, call.input.stride, call.weight.inputs, call.rows, plan.rows);
+}
+
+inline WarpgroupArguments warpgroup_arguments(const LinearCall& call, const WarpgroupPlan& plan) {
   WarpgroupArguments args{};
+  const DeviceWeight& w = call.weight;
   args.data = w.data;
   args.outputs = w.outputs;
   args.inputs = w.inputs;
@@ -244,27 +229,112 @@ void warpgroup(cudaStream_t stream, const LinearCall& call, const LinearContext&
   args.stages = plan.stages;
   args.row_blocks = plan.row_blocks;
   args.items = plan.items;
-  args.aligned =
-      reinterpret_cast<uintptr_t>(call.input.rows) % 16 == 0 && call.input.stride % 8 == 0;
+  args.output = call.output;
+  args.map = map_of(call, plan);
+  return args;
+}
+
+// use(the weight's group as a type).
+template <TensorKind kKind, typename Use>
+void with_group(int64_t group, Use use) {
+  if constexpr (kKind == TensorKind::kF16) {
+    use(std::integral_constant<int, 0>{});
+  } else {
+    if (group == 32) return use(std::integral_constant<int, 32>{});
+    if (group == 64) return use(std::integral_constant<int, 64>{});
+    use(std::integral_constant<int, 128>{});
+  }
+}
+
+template <TensorKind kKind, int kGroup, int kRows>
+void launch_warpgroup(cudaStream_t stream, const WarpgroupArguments& args, const Grid& grid) {
+  static std::atomic<uint64_t> devices_done{0};
+  allow_shared(warpgroup_kernel<kKind, kGroup, kRows>, devices_done);
+  launch(stream, grid, warpgroup_kernel<kKind, kGroup, kRows>, args);
+}
+
+template <TensorKind kKind>
+void warpgroup(cudaStream_t stream, const LinearCall& call, const LinearContext& context) {
+  const WarpgroupPlan plan = warpgroup_plan_of<kKind>(call, context);
+  const WarpgroupArguments args = warpgroup_arguments(call, plan);
+  const Grid grid = warpgroup_grid(plan);
+  with_group<kKind>(call.weight.group, [&](auto g) {
+    if (plan.rows == 16) return launch_warpgroup<kKind, g.value, 16>(stream, args, grid);
+    if (plan.rows == 32) return launch_warpgroup<kKind, g.value, 32>(stream, args, grid);
+    launch_warpgroup<kKind, g.value, 64>(stream, args, grid);
+  });
+}
+
+// ---- fed --------------------------------------------------------------------------------------
+
+template <TensorKind kKind>
+FedPlan fed_plan_of(const LinearCall& call, const LinearContext& context, bool direct) {
+  const DeviceWeight& w = call.weight;
+  FedWork work;
+  work.tiles = weight_tiles(w.outputs);
+  work.slabs = static_cast<int>(weight_slabs(w.inputs));
+  work.slab_bytes = slab_bytes_of<kKind>(w);
+  work.rows = call.rows;
+  work.row_pitch = static_cast<int>(row_pitch(work.slabs));
+  work.parts = context.parts;
+  work.halves = kKind == TensorKind::kF16;
+  work.direct = direct && !work.halves;  // which have nothing to dequantize
+  return fed_plan(work, context.multiprocessors, context.shared_limit);
+}
+
+// A norm needs all of its row in each warp that forms some of it: more than a few to a row are none
+// the faster. A gate is worth every warp but the last ones, which copy.
+inline int fed_formers(const LinearCall& call, const FedPlan& plan) {
+  if (copies_rows(call)) return 0;
+  const int warps = plan.threads / 32 - plan.copiers;
+  if (call.input.kind != InputKind::kState) return warps;
+  return std::min(warps, static_cast<int>(call.rows) * kNormShares);
+}
+
+template <TensorKind kKind, int kGroup, int kGroups>
+void launch_fed(cudaStream_t stream, const FedArguments& args) {
+  Grid grid;
+  grid.blocks =
+      dim3(static_cast<unsigned>(args.plan.blocks), static_cast<unsigned>(args.plan.row_blocks));
+  grid.threads = static_cast<unsigned>(args.plan.threads);
+  grid.shared_bytes = args.plan.shared_bytes;
+  if constexpr (kKind != TensorKind::kF16) {
+    if (args.plan.run_slabs > 1) {
+      static std::atomic<uint64_t> devices_done{0};
+      allow_shared(direct_kernel<kKind, kGroup, kGroups>, devices_done);
+      return launch(stream, grid, direct_kernel<kKind, kGroup, kGroups>, args);
+    }
+  }
+  static std::atomic<uint64_t> devices_done{0};
+  allow_shared(fed_kernel<kKind, kGroup, kGroups>, devices_done);
+  launch(stream, grid, fed_kernel<kKind, kGroup, kGroups>, args);
+}
+
+template <TensorKind kKind>
+void fed(cudaStream_t stream, const LinearCall& call, const LinearContext& context, bool direct) {
+  FedArguments args{};
+  const DeviceWeight& w = call.weight;
+  args.plan = fed_plan_of<kKind>(call, context, direct);
+  args.data = w.data;
+  args.outputs = w.outputs;
+  args.inputs = w.inputs;
+  args.tiles = weight_tiles(w.outputs);
+  args.rows = static_cast<int>(call.rows);
+  args.slabs = static_cast<int>(weight_slabs(w.inputs));
+  args.formers = fed_formers(call, args.plan);
   args.input = call.input;
   args.output = call.output;
-  Grid grid;
-  grid.blocks = dim3(static_cast<unsigned>(plan.blocks));
-  grid.threads = static_cast<unsigned>(plan.threads);
-  grid.shared_bytes = plan.shared_bytes;
-  if constexpr (kKind == TensorKind::kF16) {
-    launch_warpgroup<kKind, 0>(stream, args, plan.rows, grid);
-  } else {
-    if (w.group == 32) return launch_warpgroup<kKind, 32>(stream, args, plan.rows, grid);
-    if (w.group == 64) return launch_warpgroup<kKind, 64>(stream, args, plan.rows, grid);
-    launch_warpgroup<kKind, 128>(stream, args, plan.rows, grid);
-  }
+  with_group<kKind>(w.group, [&](auto g) {
+    if (args.plan.groups == 1) return launch_fed<kKind, g.value, 1>(stream, args);
+    if (args.plan.groups == 2) return launch_fed<kKind, g.value, 2>(stream, args);
+    launch_fed<kKind, g.value, 4>(stream, args);
+  });
 }
 
 template <TensorKind kKind>
 constexpr KindKernels kind_kernels() {
-  return {narrow_shared<kKind>, tiled_shared<kKind>,     narrow<kKind>,
-          tiled<kKind>,         warpgroup_shared<kKind>, warpgroup<kKind>};
+  return {narrow_shared<kKind>,     tiled_shared<kKind>, narrow<kKind>,      tiled<kKind>,
+          warpgroup_plan_of<kKind>, warpgroup<kKind>,    fed_plan_of<kKind>, fed<kKind>};
 }
 
 }  // namespace tinyloop::cuda

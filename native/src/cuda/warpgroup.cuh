@@ -1,34 +1,21 @@
-// The product of few rows by warpgroups (sm_90a): the weight goes from its packed form through
-// registers into the tensor cores. The bits are those of the narrow kernel.
+// The product of more than 8 rows by warpgroups (sm_90a): the weight goes from its packed form
+// through registers into the tensor cores. The bits are those of the narrow kernel.
 //
 // A warp owns the 16 outputs of a tile. Their slabs come to a ring in shared memory of its own by
 // bulk copies, the first of them before the kernel before this one has ended; the warp dequantizes
 // the next slab's fragments in registers while the tensor cores work on the last one's, in one
-// chain of sums. Up to 8 rows lie in shared memory as a whole, formed by the block itself; more
-// rows come in slabs, fetched by a warpgroup of their own. Blocks go on to other tiles where there
-// are more tiles than fit the device, and the copies run ahead across that border.
+// chain of sums. The rows come in slabs at the word of a warp of its own. Blocks go on to other
+// tiles where there are more tiles than fit the device, and the copies run ahead across that
+// border.
 #pragma once
 
 #include "cuda/fragments.cuh"
-#include "cuda/input_rows.cuh"
-#include "cuda/launch.cuh"
-#include "cuda/wgmma.cuh"
+#include "cuda/row_slabs.cuh"
 
 namespace tinyloop::cuda {
 
-inline constexpr int kGroupWarps = 4;    // of a warpgroup
-inline constexpr int kMostStages = 32;   // of a warp's ring: a lane starts one each
-inline constexpr int kResidentRows = 8;  // up to so many rows the block forms its input
-inline constexpr int kHalfSlab = 64;     // inputs of a run of 128 bytes
-
-// Registers of a thread where 384 threads share them: 168 at first.
-inline constexpr int kFetchRegisters = 40, kMultiplyRegisters = 232;
-
-// Most threads of a block that forms its input, so that two blocks' registers fit: slabs of 8-bit
-// codes and those with many constants take more of them.
-__host__ __device__ constexpr int resident_threads(TensorKind kind, int group) {
-  return kind == TensorKind::kF16 || (kind == TensorKind::kQ4 && group > 32) ? 256 : 192;
-}
+inline constexpr int kMostStages = 32;  // of a warp's ring: a lane starts one each
+inline constexpr int kMostGroups = 2;   // multiplying warpgroups of a block
 
 struct WarpgroupArguments {
   const uint8_t* data;
@@ -40,33 +27,8 @@ struct WarpgroupArguments {
   int stages;      // slabs of a warp's ring
   int row_blocks;  // of kRows each
   int items;       // (blocks of tiles) x (row blocks), row blocks fastest
-  bool aligned;    // rows of the input may be read by 16 bytes
-  LinearInput input;
   LinearOutput output;
-};
-
-// Slabs of rows under way in a block that streams them.
-template <int kRows>
-inline constexpr int kRowStages = kRows == 64   ? 4
-                                  : kRows == 32 ? 6
-                                                : 8;
-
-// Bytes of half a slab of rows in shared memory.
-__host__ __device__ constexpr int half_slab_bytes(int rows) {
-  return rows == 1 ? kHalfSlab * 2 : (rows + 7) / 8 * 8 * kHalfSlab * 2;
-}
-// Behind a single row, what the tensor cores read for the seven that are not there.
-inline constexpr int kBehindRow = 128;
-
-// Where elements of row `row` of eight go: to + k as form_row() wants it.
-struct SwizzledRow {
-  __half* first;  // of the eight rows
-  int row;
-  __device__ __forceinline__ __half* operator+(int64_t k) const {
-    const int at = static_cast<int>(k);
-    return first + at / kHalfSlab * (8 * kHalfSlab) + row * kHalfSlab +
-           ((at % kHalfSlab / 8) ^ row) * 8 + at % 8;
-  }
+  CUtensorMap map;  // of the rows
 };
 
 // A warp's slabs of its tile of every item of the block, one after the other.
@@ -182,44 +144,12 @@ struct StoredSlab {
 template <int kGroup>
 struct StoredSlab<TensorKind::kF16, kGroup> {};
 
-// The rows' side of the multiplying warps.
-template <int kRows, bool kStreams>
-struct RowSlabs {
-  static constexpr int kStages = kRowStages<kRows>;
-  uint64_t first;  // where the first half slab lies
-  int half_bytes;
-  uint32_t full, empty;  // barriers
-  int stage = 0;
-  uint32_t phase = 0;
-
-  __device__ __forceinline__ void wait() const {
-    if constexpr (kStreams) wait_for_phase(full + stage * 8, phase);
-  }
-  __device__ __forceinline__ uint64_t at(int slab) const {
-    return first + (kStreams ? stage : slab) * (2 * half_bytes >> 4);
-  }
-  __device__ __forceinline__ void advance() {
-    if constexpr (kStreams) {
-      if (++stage == kStages) {
-        stage = 0;
-        phase ^= 1;
-      }
-    }
-  }
-  // The slab before stage `stage` is done with.
-  __device__ __forceinline__ void release_last(int lane) const {
-    if constexpr (kStreams) {
-      if (lane == 0) arrive(empty + (stage == 0 ? kStages - 1 : stage - 1) * 8);
-    }
-  }
-};
-
 // A multiplying warp.
-template <TensorKind kKind, int kGroup, int kRows, bool kStreams>
+template <TensorKind kKind, int kGroup, int kRows>
 struct Multiplier {
   static constexpr int kBytes = slab_bytes(kKind, kGroup == 0 ? 1 : kGroup);
   TileStream<kBytes>& weight;
-  RowSlabs<kRows, kStreams>& rows;
+  RowSlabs<kRows> rows;
   int lane;
   bool active;
   using Stored = StoredSlab<kKind, kGroup>;
@@ -254,11 +184,11 @@ struct Multiplier {
   template <int kPending = 1>
   __device__ __forceinline__ void step(int slab, int slabs, const SlabFragments& now,
                                        SlabFragments& next, Stored& unpacks, Stored& loads) {
-    const uint64_t b = rows.at(slab);
+    const uint64_t b = rows.at_stage();
     begin_products();
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      multiply_group(sums, now[i], b + ((i / 4 * rows.half_bytes + i % 4 * 32) >> 4));
+      multiply_group(sums, now[i], rows.of_step(b, i));
     }
     commit_products();
     wait_for_products<kPending>();  // those that read `next`
@@ -292,118 +222,10 @@ struct Multiplier {
   }
 };
 
-// The sums of a warp's tile to the output.
-template <int kRows>
-struct TileOutput {
-  const WarpgroupArguments& args;
-  int64_t output;  // of register 0
-  int64_t row;
-  bool stores;
-
-  __device__ __forceinline__ bool owned(int i) const {
-    return stores && row + i / 4 * 8 + i % 2 < args.rows && output + i % 4 / 2 * 8 < args.outputs;
-  }
-  __device__ __forceinline__ float before(int i) const {
-    return owned(i) ? before_of(args.output, row + i / 4 * 8 + i % 2, output + i % 4 / 2 * 8)
-                    : 0.0f;
-  }
-  __device__ __forceinline__ void store(int i, float sum, float before) const {
-    if (owned(i)) {
-      store_output(args.output, row + i / 4 * 8 + i % 2, output + i % 4 / 2 * 8, sum, before);
-    }
-  }
-};
-
-// The fetching warpgroup: every slab of the rows of every item of the block. A thread has 16 bytes
-// of each eighth row.
-template <int kRows>
-__device__ __forceinline__ void fetch_row_slabs(const WarpgroupArguments& args, uint32_t to,
-                                                uint32_t full, uint32_t empty) {
-  constexpr int kStages = kRowStages<kRows>;
-  // A slab's stage is free two slabs later at the earliest, so no more may be asked for ahead.
-  constexpr int kAhead = kStages - 2;
-  constexpr int kHalf = half_slab_bytes(kRows);
-  const int thread = static_cast<int>(threadIdx.x) % (kGroupWarps * 32), lane = thread % 32;
-  const int chunk = thread % 16, r = thread / 16;
-  const uint32_t place = to + chunk / 8 * kHalf + r * 128 + ((chunk % 8) ^ r) * 16;
-  const auto* in = static_cast<const __half*>(args.input.rows);
-  int stage = 0, asked = 0, arrived = 0;
-  uint32_t phase = 1;
-  const auto pass_on = [&] {
-    publish_to_products();
-    __syncwarp();
-    if (lane == 0) arrive(full + arrived * 8);
-    arrived = arrived + 1 == kStages ? 0 : arrived + 1;
-  };
-#pragma unroll 1
-  for (int item = static_cast<int>(blockIdx.x); item < args.items;
-       item += static_cast<int>(gridDim.x)) {
-    const int64_t row = static_cast<int64_t>(item % args.row_blocks) * kRows + r;
-    const __half* from = in + row * args.input.stride + chunk * 8;
-    int64_t left = args.inputs - chunk * 8;  // from this thread's first on
-#pragma unroll 1
-    for (int slab = 0; slab < args.slabs; ++slab) {
-      wait_for_phase(empty + stage * 8, phase);
-#pragma unroll
-      for (int j = 0; j < kRows / 8; ++j) {
-        if (row + j * 8 >= args.rows) continue;  // any sums may come of rows that are not there
-        const uint32_t at = place + stage * 2 * kHalf + j * 1024;
-        const __half* eighth = from + j * 8 * args.input.stride;
-        if (args.aligned) {
-          const int bytes = left >= 8 ? 16 : left > 0 ? static_cast<int>(left) * 2 : 0;
-          copy_async(at, bytes > 0 ? eighth : in, bytes);
-        } else {
-          copy_singly(eighth, 0, left, at);
-        }
-      }
-      commit_copies();
-      from += kSlabInputs;
-      left -= kSlabInputs;
-      if (++stage == kStages) {
-        stage = 0;
-        phase ^= 1;
-      }
-      if (++asked > kAhead) {
-        wait_for_copies<kAhead>();
-        pass_on();
-      }
-    }
-  }
-  wait_for_copies<0>();
-  for (int i = min(asked, kAhead); i > 0; --i) pass_on();
-}
-
-// Up to 8 rows into shared memory, by all warps of the block.
-__device__ __forceinline__ void form_resident(const WarpgroupArguments& args, uint8_t* to) {
-  const int warp = static_cast<int>(threadIdx.x) / 32, warps = static_cast<int>(blockDim.x) / 32;
-  const int rows = static_cast<int>(args.rows), shares = warps > rows ? warps / rows : 1;
-  const int64_t padded = static_cast<int64_t>(args.slabs) * kSlabInputs;
-  auto* halves = reinterpret_cast<__half*>(to);
-  for (int i = warp; i < rows * shares; i += warps) {
-    const int row = i % rows;
-    if (rows == 1) {
-      form_row<__half>(args.input, row, args.inputs, i / rows, shares, halves, padded);
-    } else {
-      form_row<__half>(args.input, row, args.inputs, i / rows, shares, SwizzledRow{halves, row},
-                       padded);
-    }
-  }
-  publish_to_products();
-}
-
-// Shared memory: rows, a ring for each warp with a tile, barriers.
-template <int kRows, bool kStreams>
-__host__ __device__ constexpr int rows_bytes(int64_t rows, int slabs) {
-  return kStreams ? kRowStages<kRows> * 2 * half_slab_bytes(kRows)
-                  : slabs * 2 * half_slab_bytes(static_cast<int>(rows)) + kBehindRow;
-}
-
 // Every item of the block, by a warp.
-template <TensorKind kKind, int kGroup, int kRows, bool kStreams>
+template <TensorKind kKind, int kGroup, int kRows>
 __device__ __forceinline__ void multiply_items(const WarpgroupArguments& args,
-                                               Multiplier<kKind, kGroup, kRows, kStreams>& m,
-                                               int stream) {
-  constexpr int kEarly = kRows == 8 ? 4 : 1;  // what is there already, asked for ahead of the sums
+                                               Multiplier<kKind, kGroup, kRows>& m, int stream) {
   StoredSlab<kKind, kGroup> even, odd;
   SlabFragments a = {}, b = {};
   m.first(a, even, odd);
@@ -413,34 +235,26 @@ __device__ __forceinline__ void multiply_items(const WarpgroupArguments& args,
        item += static_cast<int>(gridDim.x)) {
     const int64_t tile =
         static_cast<int64_t>(item / args.row_blocks) * args.groups * args.active + stream;
-    const TileOutput<kRows> to{
-        args, tile * kTileOutputs + m.lane / 4,
-        static_cast<int64_t>(item % args.row_blocks) * kRows + m.lane % 4 * 2, m.active};
-    float before[kEarly] = {};
-    if (kRows == 8 && adds) {
-#pragma unroll
-      for (int i = 0; i < kEarly; ++i) before[i] = to.before(i);
-    }
+    const TileOutput to{args.output,
+                        args.rows,
+                        args.outputs,
+                        tile * kTileOutputs + m.lane / 4,
+                        static_cast<int64_t>(item % args.row_blocks) * kRows + m.lane % 4 * 2,
+                        m.active};
     m.clear();
     m.chain(args.slabs, a, b, even, odd);
 #pragma unroll
-    for (int i = 0; i < kRows / 2; ++i) {
-      if constexpr (kRows == 8) {
-        to.store(i, m.sums[i], before[i]);
-      } else {
-        to.store(i, m.sums[i], adds ? to.before(i) : 0.0f);
-      }
-    }
+    for (int i = 0; i < kRows / 2; ++i) to.store(i, m.sums[i], adds ? to.before(i) : 0.0f);
   }
 }
 
-template <TensorKind kKind, int kGroup, int kRows, bool kStreams>
-__global__ void __launch_bounds__(kStreams ? 384 : resident_threads(kKind, kGroup),
-                                  kStreams ? 1 : 2)
+template <TensorKind kKind, int kGroup, int kRows>
+__global__ void __launch_bounds__(kMostGroups * kGroupWarps * 32 + 32, 1)
     warpgroup_kernel(const __grid_constant__ WarpgroupArguments args) {
 #ifdef TINYLOOP_WARPGROUPS
   extern __shared__ __align__(1024) uint8_t swizzled[];  // whose order depends on the address
-  using Multiplies = Multiplier<kKind, kGroup, kRows, kStreams>;
+  using Multiplies = Multiplier<kKind, kGroup, kRows>;
+  constexpr int kStages = kRowStages<kRows>;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   // The same in all lanes, and known to be.
   const int warp = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / 32, 0);
@@ -448,41 +262,29 @@ __global__ void __launch_bounds__(kStreams ? 384 : resident_threads(kKind, kGrou
   const bool multiplies = group < args.groups;
   const bool active = multiplies && member < args.active;
   const int streams = args.groups * args.active, stream = group * args.active + member;
-  const uint32_t rings =
-      shared_address(swizzled) + rows_bytes<kRows, kStreams>(args.rows, args.slabs);
+  const uint32_t rows_to = shared_address(swizzled);
+  const uint32_t rings = rows_to + kRowsBytes<kRows>;
   const uint32_t ring_bytes = args.stages * Multiplies::kBytes;
   const uint32_t barriers = rings + streams * ring_bytes;
-  const uint32_t full = barriers + streams * args.stages * 8, empty = full + kRowStages<kRows> * 8;
+  const uint32_t full = barriers + streams * args.stages * 8, empty = full + kStages * 8;
 
   // A warp without a tile has no ring, and never waits for one.
   TileStream<Multiplies::kBytes> weight{args, stream, active ? rings + stream * ring_bytes : rings,
                                         active ? barriers + stream * args.stages * 8 : barriers};
   if (active) weight.start(lane, true);
-  if (kStreams && threadIdx.x < kRowStages<kRows>) {
-    init_barrier(full + threadIdx.x * 8, kGroupWarps);
-    init_barrier(empty + threadIdx.x * 8, args.groups * kGroupWarps);
+  if (!multiplies && lane < kStages) {
+    init_barrier(full + lane * 8, 1);
+    init_barrier(empty + lane * 8, args.groups * kGroupWarps);
     publish_barriers();
   }
   let_next_start();
   wait_for_previous();
-  if constexpr (!kStreams) form_resident(args, swizzled);
   __syncthreads();
-  if (!multiplies) {
-    if constexpr (kStreams) {
-      shrink_to<kFetchRegisters>();
-      fetch_row_slabs<kRows>(args, shared_address(swizzled), full, empty);
-    }
-  } else {
-    if constexpr (kStreams) grow_to<kMultiplyRegisters>();
-    RowSlabs<kRows, kStreams> rows;
-    rows.half_bytes =
-        kStreams ? half_slab_bytes(kRows) : half_slab_bytes(static_cast<int>(args.rows));
-    rows.first = rows_at(!kStreams && args.rows == 1 ? plain_rows(16) : kSwizzledRows,
-                         shared_address(swizzled));
-    rows.full = full;
-    rows.empty = empty;
-    Multiplies m{weight, rows, lane, active, {}};
+  if (multiplies) {
+    Multiplies m{weight, RowSlabs<kRows>(rows_to, full, empty), lane, active, {}};
     multiply_items(args, m, stream);
+  } else if (lane == 0) {
+    bring_row_slabs<kRows>(args.map, args.items, args.row_blocks, args.slabs, rows_to, full, empty);
   }
 #else
   __trap();

@@ -2,6 +2,7 @@
 // report to barriers in shared memory.
 #pragma once
 
+#include <cuda.h>
 #include <cuda_runtime.h>
 
 #include <cstdint>
@@ -49,18 +50,53 @@ __device__ __forceinline__ void wait_for_phase(uint32_t barrier, uint32_t parity
   }
 #endif
 }
-// One thread's copy of a multiple of 16 bytes; it is the barrier's one arrival of this phase.
-__device__ __forceinline__ void copy_bulk(uint32_t to, const void* from, int bytes,
-                                          uint32_t barrier) {
+// Whether it is, at this moment.
+__device__ __forceinline__ bool is_over(uint32_t barrier, uint32_t parity) {
+  uint32_t over = 0;
+#ifdef TINYLOOP_WARPGROUPS
+  asm volatile(
+      "{ .reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2; "
+      "selp.b32 %0, 1, 0, p; }"
+      : "=r"(over)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+#endif
+  return over != 0;
+}
+// An arrival; the phase is over when so many bytes have come, too.
+__device__ __forceinline__ void expect_bytes(uint32_t barrier, int bytes) {
 #ifdef TINYLOOP_WARPGROUPS
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
+#endif
+}
+// The box of a map that begins at `input` of row `row`; its bytes must be expected.
+__device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap& map, int input, int row,
+                                         uint32_t barrier) {
+#ifdef TINYLOOP_WARPGROUPS
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], "
+      "[%1, {%2, %3}], [%4];" ::"r"(to),
+      "l"(reinterpret_cast<uint64_t>(&map)), "r"(input), "r"(row), "r"(barrier)
+      : "memory");
+#endif
+}
+// One thread's copy of a multiple of 16 bytes, which must be expected.
+__device__ __forceinline__ void start_copy(uint32_t to, const void* from, int bytes,
+                                           uint32_t barrier) {
+#ifdef TINYLOOP_WARPGROUPS
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
           "r"(to),
       "l"(from), "r"(bytes), "r"(barrier)
       : "memory");
 #endif
+}
+// The same as the barrier's one arrival of this phase.
+__device__ __forceinline__ void copy_bulk(uint32_t to, const void* from, int bytes,
+                                          uint32_t barrier) {
+  expect_bytes(barrier, bytes);
+  start_copy(to, from, bytes, barrier);
 }
 // Makes this thread's stores to shared memory, and its copies that have ended, known to products.
 __device__ __forceinline__ void publish_to_products() {
@@ -100,12 +136,8 @@ __device__ __forceinline__ void grow_to() {
 
 // ---- products ---------------------------------------------------------------------------------
 
-// Where the rows lie, but for the address: by the eight inputs (16 bytes) of eight rows, the next
-// eight inputs `along_inputs` bytes on; or in runs of 64 inputs (128 bytes) of eight rows, the 16
+// Where the rows lie, but for the address: in runs of 64 inputs (128 bytes) of eight rows, the 16
 // bytes of row r in the order i ^ r, the next eight rows 1,024 bytes on.
-__device__ __forceinline__ uint64_t plain_rows(int along_inputs) {
-  return static_cast<uint64_t>(along_inputs >> 4) << 16 | uint64_t{8} << 32;
-}
 inline constexpr uint64_t kSwizzledRows =
     uint64_t{1} << 62 | uint64_t{64} << 32 | uint64_t{1} << 16;
 
@@ -131,20 +163,9 @@ __device__ __forceinline__ void wait_for_products() {
 #endif
 }
 
-// d += a * b: 64 outputs by 16 inputs, times 16 inputs by 8, 16, 32 or 64 rows. A warp has the
+// d += a * b: 64 outputs by 16 inputs, times 16 inputs by 16, 32 or 64 rows. A warp has the
 // fragment a of its 16 outputs, as multiply() takes it, and the sums of 8 rows after the other as
 // multiply() gives them.
-__device__ __forceinline__ void multiply_group(float (&d)[4], const uint32_t (&a)[4], uint64_t b) {
-#ifdef TINYLOOP_WARPGROUPS
-  asm volatile(
-      "{ .reg .pred p; setp.ne.b32 p, 1, 0; "
-      "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {"
-      "%0,%1,%2,%3"
-      "}, {%4,%5,%6,%7}, %8, p, 1, 1, 0; }"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-#endif
-}
 __device__ __forceinline__ void multiply_group(float (&d)[8], const uint32_t (&a)[4], uint64_t b) {
 #ifdef TINYLOOP_WARPGROUPS
   asm volatile(

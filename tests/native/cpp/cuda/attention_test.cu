@@ -1,10 +1,12 @@
 // Attention on the device against a double loop on the host, against itself bit by bit, and its
 // speed. Own main: one line for each check that did not hold and for each speed; the exit status
-// says whether all held. Every plan of many rows goes through both kernels that can take it.
+// says whether all held. Every plan goes through all kernels that can take it.
 //
-//   nvcc -std=c++20 -O3 -gencode=arch=compute_90a,code=sm_90a -I native/src -I native/include
-//     tests/native/cpp/cuda/attention_test.cu native/src/cuda/attention*.cu -o attention_test
-//   ./attention_test [checks | speed] [all: a line for each check]
+//   nvcc -std=c++20 -O3 -gencode=arch=compute_90a,code=sm_90a -DTINYLOOP_SM90A -I native/src
+//     -I native/include tests/native/cpp/cuda/attention_test.cu native/src/cuda/attention*.cu
+//     -o attention_test
+//   ./attention_test [checks | alone | speed | table] [all: a line for each check]
+// alone: the checks for compute-sanitizer; table: the speeds of the kernels side by side.
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
@@ -14,6 +16,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <map>
+#include <memory>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -35,7 +40,7 @@ constexpr int kFailuresShown = 25;
 
 int failures = 0;
 int checks = 0;
-int plans_compared = 0;  // of both kernels for many rows
+int plans_compared = 0;  // by one more kernel
 bool all_lines = false;
 void report(const std::string& what, bool held, const std::string& found = "") {
   ++checks;
@@ -65,6 +70,11 @@ float noise(uint64_t stream, int64_t index) {
 }
 
 // ---- device memory ------------------------------------------------------------------------------
+
+struct DeviceFree {
+  void operator()(void* p) const { cudaFree(p); }
+};
+using DevicePlace = std::unique_ptr<void, DeviceFree>;
 
 // One block of device memory in which everything lies that a check reads, with NaN between.
 class Arena {
@@ -158,6 +168,7 @@ struct Layout {
   int64_t spare_spans = 0;
   size_t scratch = SIZE_MAX;  // bytes that the kernels get
   bool graph = false;
+  bool alone = false;  // each segment in memory of its own that ends where the segment does
 };
 
 uint64_t token_stream(const Scene& s, const Sequence& q, int64_t token) {
@@ -338,11 +349,101 @@ void enqueue_in_graph(cudaStream_t stream, const std::function<void()>& enqueue)
   cudaGraphDestroy(graph);
 }
 
+// ---- kernels ------------------------------------------------------------------------------------
+
+struct Kernel {
+  const char* name;
+  // False: it does not take the call; nothing was done.
+  bool (*enqueue)(cudaStream_t, const AttentionCall&);
+};
+bool many(cudaStream_t stream, const AttentionCall& call) {
+  attention_many(stream, call);
+  return true;
+}
+bool dealt_ring(cudaStream_t stream, AttentionCall call) {
+  call.plan.turns = nullptr;
+  return attention_ring(stream, call);
+}
+const Kernel kManyRows[] = {
+    {"many", many},
+    {"ring", attention_ring},
+    {"ring, dealt",
+     [](cudaStream_t stream, const AttentionCall& call) { return dealt_ring(stream, call); }},
+};
+
+// All kernels for many rows give the bits at `want`, which are in the arena's image; `out` is room
+// for as many.
+void compare_kernels(cudaStream_t stream, const AttentionCall& call, size_t want, size_t out,
+                     size_t bytes, const std::string& what) {
+  for (const Kernel& kernel : kManyRows) {
+    check(cudaMemset(arena().device(out), 0xFF, bytes), "clear the rows");
+    AttentionCall other = call;
+    other.out.data = arena().device(out);
+    if (!kernel.enqueue(stream, other)) continue;
+    check(cudaStreamSynchronize(stream), "attend by another kernel");
+    arena().download(out, bytes);
+    ++plans_compared;
+    if (std::memcmp(arena().host(want), arena().host(out), bytes) == 0) continue;
+    size_t differing = 0;
+    for (size_t i = 0; i < bytes; i += 2) {
+      differing += std::memcmp(arena().host(want) + i, arena().host(out) + i, 2) != 0;
+    }
+    report(std::string("the same bits by kernel ") + kernel.name + ", " + what, false,
+           std::to_string(differing) + " of " + std::to_string(bytes / 2) + " elements differ");
+  }
+}
+
+// Segments whose keys, values and scales lie in allocations of their own that hold kPlane alone and
+// end with its last byte: a read past the end is one that compute-sanitizer names.
+class AloneSegments {
+ public:
+  explicit AloneSegments(const Mode& m) : mode_(m) {}
+
+  void move(KvSegment& segment) {
+    if (kPlane < segment.first_plane || kPlane >= segment.last_plane) return;  // a decoy
+    const auto plane = static_cast<size_t>(kPlane - segment.first_plane);
+    const auto tokens = static_cast<size_t>(segment.end - segment.begin);
+    const size_t bytes = tokens * static_cast<size_t>(mode_.kv()) * mode_.kv_element();
+    segment.keys = copy(segment.keys + plane * segment.plane_bytes, bytes);
+    segment.values = copy(segment.values + plane * segment.plane_bytes, bytes);
+    if (segment.scales != nullptr) {
+      const size_t scales = tokens * 2 * static_cast<size_t>(mode_.shape.n_kv_heads);
+      segment.scales = reinterpret_cast<uint16_t*>(
+          copy(reinterpret_cast<const uint8_t*>(segment.scales + plane * segment.plane_scales),
+               scales * sizeof(uint16_t)));
+    }
+    segment.first_plane = kPlane;
+    segment.last_plane = kPlane + 1;
+  }
+
+ private:
+  // Of what the arena's image has at a device address.
+  uint8_t* copy(const uint8_t* from, size_t bytes) {
+    const uint8_t* image = arena().host(static_cast<size_t>(from - arena().device(0)));
+    const auto [at, is_new] = places_.try_emplace(from);
+    if (is_new && bytes > 0) {
+      void* p = nullptr;
+      check(cudaMalloc(&p, bytes), "allocate a segment");
+      at->second.reset(p);
+      check(cudaMemcpy(p, image, bytes, cudaMemcpyHostToDevice), "upload a segment");
+    }
+    return static_cast<uint8_t*>(at->second.get());
+  }
+
+  const Mode& mode_;
+  std::map<const uint8_t*, DevicePlace> places_;  // pieces of one sequence share a segment
+};
+
 // The rows' results as bits. Rows have a stride of their own; what lies between must stay as it is.
 std::vector<uint32_t> attend(const Scene& s, const Layout& how) {
   arena().clear();
   const Mode& m = s.mode;
-  const Plan plan = lay_out(s, how);
+  Plan plan = lay_out(s, how);
+  AloneSegments alone(m);
+  if (how.alone) {
+    for (KvSegment& segment : plan.segments) alone.move(segment);
+    for (AttentionPiece& piece : plan.pieces) alone.move(piece.own);
+  }
   const int64_t gap = how.shift != 0 ? 3 : 8;
   const int64_t query_stride = m.q() + 2 * m.kv() + gap, out_stride = m.q() + gap;
   const size_t queries =
@@ -362,6 +463,8 @@ std::vector<uint32_t> attend(const Scene& s, const Layout& how) {
       }
     }
   }
+  const size_t turns = arena().take(8);
+  std::memset(arena().host(turns), 0, 8);
   AttentionPlan device;
   device.items = place_array(plan.items);
   device.pieces = place_array(plan.pieces);
@@ -369,15 +472,18 @@ std::vector<uint32_t> attend(const Scene& s, const Layout& how) {
   device.n_items = static_cast<int32_t>(plan.items.size());
   device.max_spans = static_cast<int32_t>(plan.spans);
   device.decode = how.decode;
+  device.turns = reinterpret_cast<uint32_t*>(arena().device(turns));
   const size_t scratch_bytes =
       std::min(how.scratch, attention_scratch_bytes(m.shape, device.n_items, device.max_spans));
   const size_t scratch = arena().take(scratch_bytes);
   arena().upload();
   cudaStream_t stream;
   check(cudaStreamCreate(&stream), "create a stream");
+  const Rows query_rows{arena().device(queries), query_stride};
+  const Rows out_rows{arena().device(out), out_stride};
   const auto enqueue = [&] {
-    attention(stream, device, m.shape, kPlane, {arena().device(queries), query_stride},
-              {arena().device(out), out_stride}, m.fp32, arena().device(scratch), scratch_bytes);
+    attention(stream, device, m.shape, kPlane, query_rows, out_rows, m.fp32,
+              arena().device(scratch), scratch_bytes);
   };
   if (how.graph) {
     enqueue_in_graph(stream, enqueue);
@@ -385,35 +491,18 @@ std::vector<uint32_t> attend(const Scene& s, const Layout& how) {
     enqueue();
   }
   check(cudaStreamSynchronize(stream), "attend");
-  // The kernel that attention() would not have taken.
-  const Rows other_rows{arena().device(other_out), out_stride};
-  const AttentionCall call{
-      device, m.shape, kPlane, {arena().device(queries), query_stride}, other_rows};
-  const bool compared = !m.fp32 && padded_head_dim(m.shape.head_dim) != 0;
-  if (compared && how.decode) {
-    if (!attention_warpgroups(stream, call)) attention_many(stream, call);
-  } else if (compared) {
-    attention_many(stream, call);
-  }
-  check(cudaStreamSynchronize(stream), "attend by the other kernel");
-  cudaStreamDestroy(stream);
   arena().download(out, out_bytes);
-  if (compared) {
-    arena().download(other_out, out_bytes);
-    ++plans_compared;
-    if (std::memcmp(arena().host(out), arena().host(other_out), out_bytes) != 0) {
-      size_t differing = 0;
-      for (size_t i = 0; i < out_bytes; i += 2) {
-        differing += std::memcmp(arena().host(out) + i, arena().host(other_out) + i, 2) != 0;
-      }
-      report(
-          std::string("both kernels give the same bits, ") + (how.decode ? "decode, " : "") +
-              std::to_string(plan.items.size()) + " items, prefix of " +
-              std::to_string(how.prefix) + ", " + m.name(),
-          false,
-          std::to_string(differing) + " of " + std::to_string(out_bytes / 2) + " elements differ");
-    }
+  if (!m.fp32) {
+    compare_kernels(stream, {device, m.shape, kPlane, query_rows, out_rows}, out, other_out,
+                    out_bytes,
+                    (how.decode ? "decode, " : "") + std::to_string(plan.items.size()) +
+                        " items, prefix of " + std::to_string(how.prefix) + ", " + m.name());
   }
+  arena().download(turns, 8);
+  uint32_t left[2];
+  std::memcpy(left, arena().host(turns), 8);
+  if (left[0] != 0 || left[1] != 0) report("the counters are zero afterwards, " + m.name(), false);
+  cudaStreamDestroy(stream);
   std::vector<uint32_t> result;
   for (int64_t r = 0; r < plan.rows; ++r) {
     for (int64_t i = 0; i < out_stride; ++i) {
@@ -715,7 +804,41 @@ void check_capacities(const Mode& m) {
   same("many rows in a graph with room for more", s, bits, how);
 }
 
+// Long documents, some behind a shared prefix, in many items and heads, each segment in memory of
+// its own: under compute-sanitizer no kernel may read past a segment's end or before its begin.
+void check_alone(const Mode& m) {
+  const Scene s{m, 192, {{700, 508, 0, 1}, {1024, 832, 0, 2}, {449, 257, 0, 3}, {193, 1, 0, 4}}};
+  const auto bits = attend(s, {});
+  Layout how;
+  how.alone = true;
+  same("documents in memory of their own", s, bits, how);
+  how.prefix = 192;
+  how.cuts = {1, 64, 127};
+  same("documents on a prefix in memory of its own", s, bits, how);
+  const Scene steps{m, 64, {{64 + 1, 1, 0, 1}, {320, 1, 0, 2}, {384, 1, 0, 3}, {129, 1, 0, 4}}};
+  Layout decode;
+  decode.decode = true;
+  const auto step_bits = attend(steps, decode);
+  decode.alone = true;
+  same("decode in memory of its own", steps, step_bits, decode);
+  decode.prefix = 64;
+  same("decode on a prefix in memory of its own", steps, step_bits, decode);
+  decode.scratch = 0;
+  same("the same by one block for each", steps, step_bits, decode);
+}
+
+// By themselves, since compute-sanitizer takes its time.
+void run_alone() {
+  for (const KvFormat format : kBoth) {
+    check_alone(mode(3, 1, 128, format));
+    check_alone(mode(2, 2, 96, format));
+    check_alone(mode(2, 1, 80, format));
+    check_alone(mode(2, 4, 64, format));
+  }
+}
+
 void run_checks() {
+  run_alone();
   for (const int64_t dim : {8, 20, 64, 96, 128, 256}) {
     for (const int64_t group : {1, 4, 16}) {
       for (const KvFormat format : kBoth)
@@ -753,7 +876,32 @@ void run_checks() {
 
 #ifndef TINYLOOP_EMULATED
 
-// Memory of one large shape, filled with numbers of no meaning.
+// Halves between 0.5 and 1 of either sign, or codes of all values: zeros or all the same would take
+// less power, and so less time.
+__global__ void fill_kernel(uint32_t* words, size_t n, bool codes) {
+  for (size_t i = blockIdx.x * size_t{blockDim.x} + threadIdx.x; i < n;
+       i += size_t{gridDim.x} * blockDim.x) {
+    auto z = static_cast<uint32_t>(i * 0x9E3779B97F4A7C15ull >> 29);
+    z = (z ^ z >> 15) * 0x85EBCA6Bu;
+    z ^= z >> 13;
+    words[i] = codes ? z : (z & 0x83FF83FFu) | 0x38003800u;
+  }
+}
+
+// What is timed: attention(), or one of its kernels.
+using Enqueue = std::function<void(cudaStream_t, const AttentionCall&, void*, size_t)>;
+void by_attention(cudaStream_t stream, const AttentionCall& call, void* scratch, size_t bytes) {
+  attention(stream, call.plan, call.shape, call.plane, call.queries, call.out, false, scratch,
+            bytes);
+}
+Enqueue by(const Kernel& kernel) {
+  return [&kernel](cudaStream_t stream, const AttentionCall& call, void*, size_t) {
+    if (!kernel.enqueue(stream, call)) throw std::runtime_error("a kernel took no call");
+  };
+}
+
+// Memory of one large shape, filled with numbers of no meaning. Moved, not copied: a copy that ends
+// would free what the other's segments lie in.
 struct Bench {
   HeadShape shape;
   KvFormat format;
@@ -763,17 +911,20 @@ struct Bench {
   int64_t rows = 0;
   int64_t spans = 0;
   bool decode = false;
-  std::vector<void*> held;
+  std::vector<DevicePlace> held;
 
-  ~Bench() {
-    for (void* p : held) cudaFree(p);
-  }
   void* allocate(size_t bytes) {
     void* p = nullptr;
     check(cudaMalloc(&p, bytes), "allocate");
-    check(cudaMemset(p, 0x2C, bytes), "fill");  // halves of 0.065, codes of 44
-    held.push_back(p);
+    held.emplace_back(p);
+    check(cudaMemset(p, 0x2C, bytes), "fill");  // halves of 0.065
     return p;
+  }
+  uint8_t* noise_of(size_t bytes, bool codes) {
+    void* p = allocate(bytes + 4);
+    fill_kernel<<<512, 256>>>(static_cast<uint32_t*>(p), bytes / 4, codes);
+    check(cudaGetLastError(), "fill");
+    return static_cast<uint8_t*>(p);
   }
   KvSegment segment(int64_t begin, int64_t end) {
     const auto elements = static_cast<size_t>((end - begin) * shape.n_kv_heads * shape.head_dim);
@@ -782,8 +933,8 @@ struct Bench {
     s.begin = begin;
     s.end = end;
     const size_t bytes = elements * (format == KvFormat::kInt8 ? 1 : 2);
-    s.keys = static_cast<uint8_t*>(allocate(bytes));
-    s.values = static_cast<uint8_t*>(allocate(bytes));
+    s.keys = noise_of(bytes, format == KvFormat::kInt8);
+    s.values = noise_of(bytes, format == KvFormat::kInt8);
     s.scales =
         static_cast<uint16_t*>(allocate(static_cast<size_t>((end - begin) * shape.n_kv_heads) * 4));
     return s;
@@ -815,16 +966,18 @@ struct Bench {
     return static_cast<const T*>(p);
   }
   // Seconds of one call, of `calls` in a graph.
-  double seconds(int calls) {
-    const AttentionPlan plan{upload(items),
-                             upload(pieces),
-                             upload(segments),
-                             static_cast<int32_t>(items.size()),
-                             static_cast<int32_t>(spans),
-                             decode};
+  double seconds(int calls, const Enqueue& enqueue = by_attention) {
+    AttentionPlan plan;
+    plan.items = upload(items);
+    plan.pieces = upload(pieces);
+    plan.segments = upload(segments);
+    plan.n_items = static_cast<int32_t>(items.size());
+    plan.max_spans = static_cast<int32_t>(spans);
+    plan.decode = decode;
+    plan.turns = static_cast<uint32_t*>(allocate(8));
+    check(cudaMemset(plan.turns, 0, 8), "clear the counters");
     const int64_t stride = (shape.n_q_heads + 2 * shape.n_kv_heads) * shape.head_dim;
-    const Rows queries{static_cast<uint8_t*>(allocate(static_cast<size_t>(rows * stride * 2))),
-                       stride};
+    const Rows queries{noise_of(static_cast<size_t>(rows * stride * 2), false), stride};
     const int64_t out_stride = shape.n_q_heads * shape.head_dim;
     const Rows out{static_cast<uint8_t*>(allocate(static_cast<size_t>(rows * out_stride * 2))),
                    out_stride};
@@ -834,12 +987,13 @@ struct Bench {
     cudaGraph_t graph;
     cudaGraphExec_t runnable;
     cudaEvent_t begin, end;
+    check(cudaDeviceSynchronize(), "fill");
     check(cudaStreamCreate(&stream), "create a stream");
     check(cudaEventCreate(&begin), "create an event");
     check(cudaEventCreate(&end), "create an event");
     check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "begin a capture");
     for (int i = 0; i < calls; ++i) {
-      attention(stream, plan, shape, 0, queries, out, false, scratch, bytes);
+      enqueue(stream, {plan, shape, 0, queries, out}, scratch, bytes);
     }
     check(cudaStreamEndCapture(stream, &graph), "end a capture");
     check(cudaGraphInstantiate(&runnable, graph, 0), "instantiate a graph");
@@ -864,61 +1018,108 @@ struct Bench {
 
 const char* format_name(KvFormat format) { return format == KvFormat::kInt8 ? "int8" : "fp16"; }
 
-void time_documents(const HeadShape& shape, KvFormat format, int64_t n, int64_t length) {
-  Bench bench{shape, format, {}, {}, {}, 0, 0, false, {}};
-  for (int64_t i = 0; i < n; ++i) bench.add(0, length, length, attention_rows(shape), false);
-  const double s = bench.seconds(4);
-  const double products = static_cast<double>(n * shape.n_q_heads * shape.head_dim) * 4.0 *
-                          static_cast<double>(length) * static_cast<double>(length + 1) / 2.0;
-  std::printf("%ld documents of %ld, %ld on %ld x %ld %s: %.1f us, %.0f TFLOP/s\n", long(n),
-              long(length), long(shape.n_q_heads), long(shape.n_kv_heads), long(shape.head_dim),
-              format_name(format), s * 1e6, products / s * 1e-12);
+std::string shape_name(const HeadShape& shape) {
+  return std::to_string(shape.n_q_heads) + " on " + std::to_string(shape.n_kv_heads) + " x " +
+         std::to_string(shape.head_dim);
 }
 
-void time_continuations(const HeadShape& shape, int64_t n, int64_t prefix, int64_t rows) {
-  Bench bench{shape, KvFormat::kActivations, {}, {}, {}, 0, 0, false, {}};
-  bench.segments.push_back(bench.segment(0, prefix));
-  for (int64_t i = 0; i < n; ++i) {
-    bench.add(prefix, prefix + rows, rows, attention_rows(shape), true);
+// A bench and what of it is counted: floating-point operations, or bytes of keys and values.
+struct Workload {
+  std::string name;
+  Bench bench;
+  double operations = 0.0, bytes = 0.0;
+  int calls = 4;
+
+  void line(const char* kernel, double seconds) const {
+    std::printf("%-66s %-12s %9.2f us  %6.0f TFLOP/s  %5.2f TB/s\n", name.c_str(), kernel,
+                seconds * 1e6, operations / seconds * 1e-12, bytes / seconds * 1e-12);
+    std::fflush(stdout);
   }
-  const double s = bench.seconds(4);
-  const double keys = static_cast<double>(prefix) + static_cast<double>(rows + 1) / 2.0;
-  std::printf(
-      "%ld continuations of %ld on %ld, %ld on %ld x %ld: %.1f us, %.0f TFLOP/s\n", long(n),
-      long(rows), long(prefix), long(shape.n_q_heads), long(shape.n_kv_heads), long(shape.head_dim),
-      s * 1e6,
-      static_cast<double>(n * rows * shape.n_q_heads * shape.head_dim) * 4.0 * keys / s * 1e-12);
+};
+
+double key_bytes(const HeadShape& shape, KvFormat format) {
+  return static_cast<double>(shape.n_kv_heads) * static_cast<double>(format == KvFormat::kInt8
+                                                                         ? 2 * shape.head_dim + 4
+                                                                         : 4 * shape.head_dim);
+}
+double key_operations(const HeadShape& shape) {
+  return 4.0 * static_cast<double>(shape.n_q_heads * shape.head_dim);
 }
 
-void time_decode(const HeadShape& shape, KvFormat format, int64_t n, int64_t length) {
-  Bench bench{shape, format, {}, {}, {}, 0, 0, true, {}};
-  for (int64_t i = 0; i < n; ++i) bench.add(0, length, 1, 1, false);
-  const double s = bench.seconds(50);
-  const double row =
-      static_cast<double>(shape.n_kv_heads) *
-      static_cast<double>(format == KvFormat::kInt8 ? 2 * shape.head_dim + 4 : 4 * shape.head_dim);
-  std::printf("decode %ld x %ld, %ld on %ld x %ld %s: %.2f us, %.0f GB/s\n", long(n), long(length),
-              long(shape.n_q_heads), long(shape.n_kv_heads), long(shape.head_dim),
-              format_name(format), s * 1e6, static_cast<double>(n * length) * row / s * 1e-9);
+Workload documents(const HeadShape& shape, KvFormat format, int64_t n, int64_t length) {
+  Workload w{std::to_string(n) + " documents of " + std::to_string(length) + ", " +
+                 shape_name(shape) + " " + format_name(format),
+             {shape, format, {}, {}, {}, 0, 0, false, {}}};
+  for (int64_t i = 0; i < n; ++i) w.bench.add(0, length, length, attention_rows(shape), false);
+  const auto keys = static_cast<double>(length);
+  w.operations = static_cast<double>(n) * key_operations(shape) * keys * (keys + 1.0) / 2.0;
+  w.bytes = static_cast<double>(n) * keys * key_bytes(shape, format);
+  return w;
+}
+
+Workload continuations(const HeadShape& shape, KvFormat format, int64_t n, int64_t prefix,
+                       int64_t rows) {
+  Workload w{std::to_string(n) + " continuations of " + std::to_string(rows) + " on " +
+                 std::to_string(prefix) + ", " + shape_name(shape) + " " + format_name(format),
+             {shape, format, {}, {}, {}, 0, 0, false, {}}};
+  w.bench.segments.push_back(w.bench.segment(0, prefix));
+  for (int64_t i = 0; i < n; ++i) {
+    w.bench.add(prefix, prefix + rows, rows, attention_rows(shape), true);
+  }
+  const double keys = static_cast<double>(prefix) + static_cast<double>(rows + 1) / 2.0;
+  w.operations = static_cast<double>(n * rows) * key_operations(shape) * keys;
+  w.bytes = static_cast<double>(prefix + n * rows) * key_bytes(shape, format);
+  return w;
+}
+
+Workload decoded(const HeadShape& shape, KvFormat format, int64_t n, int64_t length) {
+  Workload w{"decode " + std::to_string(n) + " x " + std::to_string(length) + ", " +
+                 shape_name(shape) + " " + format_name(format),
+             {shape, format, {}, {}, {}, 0, 0, true, {}}};
+  for (int64_t i = 0; i < n; ++i) w.bench.add(0, length, 1, 1, false);
+  w.operations = static_cast<double>(n * length) * key_operations(shape);
+  w.bytes = static_cast<double>(n * length) * key_bytes(shape, format);
+  w.calls = 50;
+  return w;
+}
+
+void time_attention(Workload& w) { w.line("attention", w.bench.seconds(w.calls)); }
+void time_workload(Workload w) { time_attention(w); }
+void time_kernels(Workload w) {
+  time_attention(w);
+  for (const Kernel& kernel : kManyRows) w.line(kernel.name, w.bench.seconds(w.calls, by(kernel)));
+}
+
+const HeadShape kMha{16, 16, 128}, kGqa{16, 4, 128}, kNarrow{16, 16, 64}, kWide{8, 8, 256};
+
+// What is attended to most, by all kernels.
+void run_table() {
+  for (const KvFormat format : kBoth) {
+    time_kernels(documents(kMha, format, 16, 2048));
+    time_kernels(continuations(kMha, format, 64, 1024, 32));
+    for (const int64_t length : {128, 320, 384}) time_workload(decoded(kMha, format, 64, length));
+  }
 }
 
 void run_speed() {
-  const HeadShape mha{16, 16, 128}, gqa{16, 4, 128}, narrow{16, 16, 64}, wide{8, 8, 256};
   for (const KvFormat format : kBoth) {
-    for (const HeadShape& shape : {mha, gqa, narrow, wide}) time_documents(shape, format, 64, 2048);
-    time_documents(mha, format, 1, 2048);
-    time_documents(mha, format, 256, 512);
-  }
-  time_continuations(mha, 256, 1024, 32);
-  time_continuations(mha, 64, 1024, 1);
-  time_continuations(gqa, 256, 1024, 32);
-  for (const KvFormat format : kBoth) {
-    for (const int64_t n : {1, 8, 64}) {
-      for (const int64_t length : {128, 384, 512, 4096}) time_decode(mha, format, n, length);
+    for (const HeadShape& shape : {kMha, kGqa, kNarrow, kWide}) {
+      time_workload(documents(shape, format, 64, 2048));
     }
-    time_decode(gqa, format, 64, 1024);
-    time_decode(gqa, format, 1, 1024);
-    time_decode(narrow, format, 64, 1024);
+    time_workload(documents(kMha, format, 1, 2048));
+    time_workload(documents(kMha, format, 4, 2048));
+    time_workload(documents(kMha, format, 256, 512));
+    time_workload(continuations(kMha, format, 256, 1024, 32));
+    time_workload(continuations(kMha, format, 64, 1024, 1));
+    time_workload(continuations(kGqa, format, 256, 1024, 32));
+    for (const int64_t n : {1, 8, 64}) {
+      for (const int64_t length : {128, 384, 512, 4096}) {
+        time_workload(decoded(kMha, format, n, length));
+      }
+    }
+    time_workload(decoded(kGqa, format, 64, 1024));
+    time_workload(decoded(kGqa, format, 1, 1024));
+    time_workload(decoded(kNarrow, format, 64, 1024));
   }
 }
 
@@ -931,11 +1132,16 @@ int main(int argc, char** argv) {
   const std::string what = argc > 1 ? argv[1] : "";
   tinyloop::cuda::all_lines = argc > 2 && std::string(argv[2]) == "all";
   try {
-    if (what != "speed") tinyloop::cuda::run_checks();
-    std::printf("%d checks, %d plans by both kernels\n", tinyloop::cuda::checks,
+    if (what == "alone") {
+      tinyloop::cuda::run_alone();
+    } else if (what != "speed" && what != "table") {
+      tinyloop::cuda::run_checks();
+    }
+    std::printf("%d checks, %d plans by one more kernel\n", tinyloop::cuda::checks,
                 tinyloop::cuda::plans_compared);
 #ifndef TINYLOOP_EMULATED
-    if (what != "checks") tinyloop::cuda::run_speed();
+    if (what == "table") tinyloop::cuda::run_table();
+    if (what == "speed" || what.empty()) tinyloop::cuda::run_speed();
 #endif
   } catch (const std::exception& e) {
     std::printf("FAIL  %s\n", e.what());

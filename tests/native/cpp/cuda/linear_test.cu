@@ -1,26 +1,32 @@
 // The products of the CUDA backend against a double loop on the host, and against each other bit by
 // bit; then their speeds. Its own main: a line per check that failed, tables behind them, exit
-// status 1 if one did.
+// status 1 if one did, 3 if a step on the device has not come back in time: its line says which.
 //
 // From the repository's root, by bash, with a folder OUT, on a machine with an sm_90a device; the
 // files are compiled side by side:
-//   C='nvcc -std=c++20 -O3 -gencode=arch=compute_90a,code=sm_90a -I native/src -I native/include'
+//   C='nvcc -std=c++20 -O3 -gencode=arch=compute_90a,code=sm_90a -DTINYLOOP_SM90A -I native/src'
+//   C="$C -I native/include"
 //   P=native/src/cuda; T=tests/native/cpp/cuda/linear_test.cu
 //   ls $P/{weight,linear,linear_fp32,warpgroup_plan,products_q4,products_q8,products_f16}.cu
-//   $P/cublas_lt.cc $T
+//   $P/{cublas_lt,row_map}.cc $T
 //     | xargs -P 8 -I F sh -c "$C -c F -o OUT/\$(basename F).o"
 //   nvcc OUT/*.o -ldl -o OUT/linear_test && OUT/linear_test [FOLDER with the nvidia wheels]
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
+#include <condition_variable>
 #include <cstdio>
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "cuda/check.h"
@@ -34,6 +40,74 @@ using namespace tinyloop::cuda;
 namespace {
 
 int failures = 0, checks = 0;
+
+// A kernel that waits for what never comes would wait for ever: where a step takes longer than
+// this, the program says which one and ends.
+constexpr std::chrono::seconds kLongestStep{5};
+
+class Watchdog {
+ public:
+  Watchdog() {
+    std::thread([this] { watch(); }).detach();
+  }
+  void begin(const std::string& what) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    what_ = what;
+    until_ = Clock::now() + kLongestStep;
+    changed_.notify_one();
+  }
+  void end() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    until_ = Clock::time_point::max();
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  [[noreturn]] void watch() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    for (;;) {
+      if (until_ == Clock::time_point::max()) {
+        changed_.wait(lock);
+        continue;
+      }
+      if (Clock::now() >= until_) {
+        std::printf("STOPPED, it has not come back within %d s: %s\n",
+                    static_cast<int>(kLongestStep.count()), what_.c_str());
+        std::fflush(stdout);
+        _exit(3);  // nothing that waits for the device would come back
+      }
+      const Clock::time_point until = until_;
+      changed_.wait_until(lock, until);
+    }
+  }
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::string what_;
+  Clock::time_point until_ = Clock::time_point::max();
+};
+// Never destroyed: its thread lives as long as the program.
+Watchdog& watchdog() {
+  static auto* const dog = new Watchdog;
+  return *dog;
+}
+
+// A step and all that it starts on the device.
+template <typename Step>
+void watched(const std::string& what, Step step) {
+  watchdog().begin(what);
+  step();
+  check(cudaDeviceSynchronize(), "finish the kernels");
+  watchdog().end();
+}
+
+// Runs a section and says how long it took.
+template <typename Section>
+void timed(const std::string& name, Section section) {
+  const auto begin = std::chrono::steady_clock::now();
+  section();
+  const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
+  std::printf("[%5.1f s] %s\n", taken.count(), name.c_str());
+}
 
 void expect(bool right, const std::string& what) {
   if (!right) ++failures;
@@ -227,8 +301,9 @@ struct Shape {
   int64_t outputs, inputs;
 };
 
-constexpr int64_t kRowCounts[] = {1, 2, 3, 7, 8, 9, 16, 17, 33, 64, 65, 128, 129, 300};
+constexpr int64_t kRowCounts[] = {1, 2, 3, 5, 7, 8, 9, 16, 17, 31, 33, 64, 65, 100, 128, 129, 300};
 constexpr int64_t kMostRows = 300;
+constexpr int64_t kReferenceRows = 40;  // which the host multiplies, too: its time is the longest
 constexpr TileShape kTileShapes[] = {TileShape::k128x128, TileShape::k128x64, TileShape::k64x32,
                                      TileShape::k64x16, TileShape::k32x16};
 constexpr const char* kTileNames[] = {"128x128", "128x64", "64x32", "64x16", "32x16"};
@@ -291,6 +366,29 @@ LinearCall rows_call(const DeviceWeight& weight, const void* x, int64_t stride, 
   return call;
 }
 
+using Path = void (*)(cudaStream_t, const LinearCall&, const LinearContext&);
+
+std::string words(const char* path, const LinearCall& call, const LinearContext& context) {
+  constexpr const char* kInputs[] = {"rows", "state", "gate and up", "pair"};
+  const DeviceWeight& w = call.weight;
+  const char* kind = w.kind == TensorKind::kQ4    ? "Q4"
+                     : w.kind == TensorKind::kQ8  ? "Q8"
+                     : w.kind == TensorKind::kF16 ? "F16"
+                                                  : "F32";
+  char line[256];
+  std::snprintf(line, sizeof line, "%s, %s g%ld %ldx%ld, %ld rows of %s, stride %ld, %d parts",
+                path, kind, static_cast<long>(w.group), static_cast<long>(w.outputs),
+                static_cast<long>(w.inputs), static_cast<long>(call.rows),
+                kInputs[static_cast<int>(call.input.kind)], static_cast<long>(call.input.stride),
+                context.parts);
+  return line;
+}
+
+void run_watched(const char* name, Path path, const LinearCall& call,
+                 const LinearContext& context) {
+  watched(words(name, call, context), [&] { path(nullptr, call, context); });
+}
+
 // Every path at every number of rows against each row alone.
 void check_paths(const std::string& name, const LoadedWeight& loaded, const HostWeight& host,
                  const LinearContext& context, int64_t padding) {
@@ -303,15 +401,19 @@ void check_paths(const std::string& name, const LoadedWeight& loaded, const Host
                      to.get() + first * n, n);
   };
   alone.poison();
-  for (int64_t r = 0; r < kMostRows; ++r) linear_narrow(nullptr, call(1, r, alone), context);
+  watched(words("narrow", call(1, 0, alone), context) + ", one by one", [&] {
+    for (int64_t r = 0; r < kMostRows; ++r) linear_narrow(nullptr, call(1, r, alone), context);
+  });
 
   std::vector<double> packed;
-  for (int64_t r = 0; r < kMostRows; ++r) {
+  for (int64_t r = 0; r < kReferenceRows; ++r) {
     for (int64_t c = 0; c < k; ++c) {
       packed.push_back(__half2float(rows[static_cast<size_t>(r * stride + c)]));
     }
   }
-  const double error = frobenius(product(host, packed, kMostRows), doubles(alone.read()));
+  std::vector<double> found = doubles(alone.read());
+  found.resize(static_cast<size_t>(kReferenceRows * n));
+  const double error = frobenius(product(host, packed, kReferenceRows), found);
   bool same = true;
   const auto against = [&](int64_t count, const std::string& path) {
     const Difference d = compare(out.get(), n, alone.get(), n, count, n);
@@ -320,24 +422,24 @@ void check_paths(const std::string& name, const LoadedWeight& loaded, const Host
            name + ", " + std::to_string(count) + " rows, " + path + ": " + words(d, count * n));
   };
   for (const int64_t count : kRowCounts) {
-    out.poison();
-    linear(nullptr, call(count, 0, out), context);
-    against(count, "linear");
-    if (takes_warpgroups(call(count, 0, out), context)) {
+    const LinearCall now = call(count, 0, out);
+    const auto try_path = [&](const char* path_name, Path path) {
       out.poison();
-      linear_warpgroups(nullptr, call(count, 0, out), context);
-      against(count, "warpgroups");
-    }
-    if (count <= 16) {  // blocks of 8 rows side by side
-      out.poison();
-      linear_narrow(nullptr, call(count, 0, out), context);
-      against(count, "narrow");
-    }
+      run_watched(path_name, path, now, context);
+      against(count, path_name);
+    };
+    if (takes_warpgroups(now, context)) try_path("warpgroups", linear_warpgroups);
+    if (takes_fed(now, context)) try_path("fed", linear_fed);
+    if (takes_direct(now, context)) try_path("direct", linear_direct);
+    try_path("linear", linear);
+    if (count <= 16) try_path("narrow", linear_narrow);  // blocks of 8 rows side by side
     for (size_t s = 0; s < std::size(kTileShapes); ++s) {
       if (context.parts > 1 && s == 0) continue;
+      const std::string path = std::string("tiles ") + kTileNames[s];
       out.poison();
-      linear_tiled(nullptr, call(count, 0, out), context, kTileShapes[s]);
-      against(count, std::string("tiles ") + kTileNames[s]);
+      watched(words(path.c_str(), now, context),
+              [&] { linear_tiled(nullptr, now, context, kTileShapes[s]); });
+      against(count, path);
     }
   }
   char line[64];
@@ -355,34 +457,44 @@ void check_outputs(const std::string& name, const LoadedWeight& loaded, const Ho
   linear(nullptr, rows_call(loaded.weight, x.get(), k, most, OutputKind::kFloat, sums.get(), n),
          context);
   const std::vector<float> wanted = sums.read();
-  bool right = true;
-  for (const int64_t rows : {1, 8, 9, 40, 129}) {
+  const auto right = [&](const char* path_name, Path path, int64_t rows) {
     Device<__half> halves(static_cast<size_t>(rows * stride));
     halves.poison();
-    linear(
-        nullptr,
+    run_watched(
+        path_name, path,
         rows_call(loaded.weight, x.get(), k, rows, OutputKind::kActivations, halves.get(), stride),
         context);
     const std::vector<__half> rounded = halves.read();
     std::vector<float> state(static_cast<size_t>(rows * n));
     for (size_t i = 0; i < state.size(); ++i) state[i] = static_cast<float>(i % 97) * 0.37f - 9.0f;
     Device<float> added(state);
-    linear(nullptr, rows_call(loaded.weight, x.get(), k, rows, OutputKind::kAdd, added.get(), n),
-           context);
+    run_watched(path_name, path,
+                rows_call(loaded.weight, x.get(), k, rows, OutputKind::kAdd, added.get(), n),
+                context);
     const std::vector<float> sum = added.read();
     for (int64_t r = 0; r < rows; ++r) {
       for (int64_t c = 0; c < stride; ++c) {
         const uint16_t bits = __half_as_ushort(rounded[static_cast<size_t>(r * stride + c)]);
-        if (c >= n) {
-          right = right && bits == 0xFFFF;  // untouched
-          continue;
-        }
+        if (c >= n && bits == 0xFFFF) continue;  // untouched
+        if (c >= n) return false;
         const auto at = static_cast<size_t>(r * n + c);
-        right = right && bits == half_bits(wanted[at]) && sum[at] == state[at] + wanted[at];
+        if (bits != half_bits(wanted[at]) || sum[at] != state[at] + wanted[at]) return false;
       }
     }
+    return true;
+  };
+  for (const int64_t rows : {1, 8, 9, 40, 129}) {
+    const std::string what = name + ", " + std::to_string(rows) + " rows: rounded and added, ";
+    const LinearCall call =
+        rows_call(loaded.weight, x.get(), k, rows, OutputKind::kFloat, nullptr, n);
+    const auto try_path = [&](const char* path_name, Path path) {
+      report(right(path_name, path, rows), what + path_name);
+    };
+    try_path("linear", linear);
+    if (takes_warpgroups(call, context)) try_path("warpgroups", linear_warpgroups);
+    if (takes_fed(call, context)) try_path("fed", linear_fed);
+    if (takes_direct(call, context)) try_path("direct", linear_direct);
   }
-  report(right, name + ": rounded and added outputs");
 }
 
 // Every kind of input: formed inside the product or before it, and what it should be.
@@ -420,8 +532,9 @@ void check_inputs(const std::string& name, const LoadedWeight& loaded, const Hos
     }
     const int64_t row = indexed ? index[static_cast<size_t>(r)] : r;
     double squares = 0.0;
-    for (int64_t i = 0; i < k; ++i) {
-      squares += std::pow(static_cast<double>(state[static_cast<size_t>(row * k + i)]), 2);
+    for (int64_t i = 0; normed && i < k; ++i) {
+      const double x = state[static_cast<size_t>(row * k + i)];
+      squares += x * x;
     }
     const double x = state[static_cast<size_t>(row * k + c)];
     const double scale = normed ? 1.0 / std::sqrt(squares / static_cast<double>(k) + 1e-5) : 1.0;
@@ -468,21 +581,31 @@ void check_inputs(const std::string& name, const LoadedWeight& loaded, const Hos
            rows_call(loaded.weight, formed.get(), stride, most, OutputKind::kFloat, base.get(), n),
            context);
     std::string miss;
+    const auto against = [&](int64_t count, const char* path) {
+      const Difference d = compare(out.get(), n, base.get(), n, count, n);
+      right = right && d.count == 0;
+      if (d.count == 0) return;
+      miss +=
+          std::string(" ") + path + ", " + std::to_string(count) + " rows " + words(d, count * n);
+    };
     // Little scratch: the rows beyond its block follow in another.
     const LinearContext whole = context;
     LinearContext blocks = context;
     blocks.weight_scratch_bytes = 0;
     blocks.scratch_bytes = static_cast<size_t>(10 * stride) * sizeof(__half);
     for (const LinearContext& with : {whole, blocks}) {
-      for (const int64_t count : {1, 3, 8, 9, 33}) {
-        out.poison();
+      for (const int64_t count : {1, 2, 3, 5, 8, 9, 33}) {
         LinearCall call =
             rows_call(loaded.weight, nullptr, 0, count, OutputKind::kFloat, out.get(), n);
         call.input = input;
-        linear(nullptr, call, with);
-        const Difference d = compare(out.get(), n, base.get(), n, count, n);
-        right = right && d.count == 0;
-        if (d.count != 0) miss += " " + std::to_string(count) + " rows " + words(d, count * n);
+        const auto try_path = [&](const char* path_name, Path path) {
+          out.poison();
+          run_watched(path_name, path, call, with);
+          against(count, path_name);
+        };
+        try_path("linear", linear);
+        if (takes_fed(call, with)) try_path("fed", linear_fed);
+        if (takes_direct(call, with)) try_path("direct", linear_direct);
       }
     }
     char line[64];
@@ -544,29 +667,32 @@ void check_fp32(const std::string& name, const Format& format, const HostWeight&
   report(error < 1e-5 && d.count == 0, name + line);
 }
 
-void check_shapes(const LinearContext& context) {
-  for (const Format& format : kFormats) {
-    for (const Shape& shape : {Shape{16, 40}, Shape{48, 72}, Shape{96, 100}, Shape{40, 96},
-                               Shape{72, 48}, Shape{200, 384}, Shape{256, 1416}}) {
-      const HostWeight host = make_weight(format, shape.outputs, shape.inputs, 1);
-      const auto loaded = load(format, host, false);
-      const std::string name = std::string(format.name) + " " + std::to_string(shape.outputs) +
-                               "x" + std::to_string(shape.inputs);
-      check_dequantized(name, *loaded, host);
-      check_paths(name, *loaded, host, context, 0);
+void check_shapes(const Format& format, const LinearContext& context) {
+  for (const Shape& shape :
+       {Shape{16, 40}, Shape{48, 72}, Shape{96, 100}, Shape{40, 96}, Shape{72, 48}, Shape{80, 576},
+        Shape{200, 384}, Shape{256, 1416}, Shape{48, 5280}}) {
+    const HostWeight host = make_weight(format, shape.outputs, shape.inputs, 1);
+    const auto loaded = load(format, host, false);
+    const std::string name = std::string(format.name) + " " + std::to_string(shape.outputs) + "x" +
+                             std::to_string(shape.inputs);
+    check_dequantized(name, *loaded, host);
+    check_paths(name, *loaded, host, context, 0);
+    if (shape.inputs == 384) {
+      check_paths(name + ", rows apart", *loaded, host, context, 24);
+      check_paths(name + ", rows unaligned", *loaded, host, context, 3);
+      check_outputs(name, *loaded, host, context);
+    }
+    if (shape.inputs == 384 || shape.inputs == 100) {
+      check_inputs(name, *loaded, host, context);
+      check_fp32(name, format, host, context);
+    }
+    if (shape.inputs >= 384 && shape.inputs < 5280) {
+      LinearContext four = context;
+      four.parts = 4;
+      check_paths(name + ", 4 parts", *loaded, host, four, 0);
       if (shape.inputs == 384) {
-        check_paths(name + ", rows apart", *loaded, host, context, 24);
-        check_paths(name + ", rows unaligned", *loaded, host, context, 3);
-        check_outputs(name, *loaded, host, context);
-      }
-      if (shape.inputs == 384 || shape.inputs == 100) {
-        check_inputs(name, *loaded, host, context);
-        check_fp32(name, format, host, context);
-      }
-      if (shape.inputs >= 384) {
-        LinearContext four = context;
-        four.parts = 4;
-        check_paths(name + ", 4 parts", *loaded, host, four, 0);
+        check_outputs(name + ", 4 parts", *loaded, host, four);
+        check_inputs(name + ", 4 parts", *loaded, host, four);
       }
     }
   }
@@ -606,6 +732,13 @@ __global__ void fill_halves(__half* to, int64_t count, float mean, float scale, 
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count;
        i += step)
     to[i] = __float2half(mean + scale * normal_of(static_cast<uint64_t>(i) + seed));
+}
+
+__global__ void fill_floats(float* to, int64_t count, float mean, float scale, uint64_t seed) {
+  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count;
+       i += step)
+    to[i] = mean + scale * normal_of(static_cast<uint64_t>(i) + seed);
 }
 
 void fill(Device<__half>& to, float mean, float scale, uint64_t seed) {
@@ -689,17 +822,23 @@ void experiment(const Named& shape, const DeviceWeight& w, const LinearContext& 
                              std::to_string(rows) + " rows from " + std::to_string(first) + ": " +
                              words(d, rows * n));
   };
-  for (const int64_t rows : {1, 7, 8, 16, 33, 64, 127, 128, 129, 255, 256, 300, 1000, 2047}) {
+  for (const int64_t rows :
+       {1, 2, 7, 8, 9, 16, 17, 31, 33, 64, 65, 100, 128, 129, 256, 300, 1000, 2047}) {
     start(out);
-    linear_wide(nullptr, call(rows, 0, out), context);
+    run_watched("cuBLASLt", linear_wide, call(rows, 0, out), context);
     note("cuBLASLt", rows, 0);
     start(out);
-    linear(nullptr, call(rows, 0, out), context);
+    run_watched("linear", linear, call(rows, 0, out), context);
     note("linear", rows, 0);
-    if (!takes_warpgroups(call(rows, 0, out), context)) continue;
     start(out);
-    linear_warpgroups(nullptr, call(rows, 0, out), context);
+    run_watched("warpgroups", linear_warpgroups, call(rows, 0, out), context);
     note("warpgroups", rows, 0);
+    start(out);
+    run_watched("fed", linear_fed, call(rows, 0, out), context);
+    note("fed", rows, 0);
+    start(out);
+    run_watched("direct", linear_direct, call(rows, 0, out), context);
+    note("direct", rows, 0);
   }
   start(out);
   linear_wide(nullptr, call(300, 129, out), context);
@@ -711,8 +850,8 @@ void experiment(const Named& shape, const DeviceWeight& w, const LinearContext& 
   for (int64_t r = 0; r < 16; ++r) linear_narrow(nullptr, call(1, r, out), context);
   note("narrow one by one", 16, 0);
   start(out);
-  for (int64_t r = 0; r < 16; ++r) linear_warpgroups(nullptr, call(1, r, out), context);
-  note("warpgroups one by one", 16, 0);
+  for (int64_t r = 0; r < 16; ++r) linear_fed(nullptr, call(1, r, out), context);
+  note("fed one by one", 16, 0);
 }
 
 void experiments(LinearContext context) {
@@ -773,14 +912,14 @@ double replay(const std::function<void(cudaStream_t)>& work) {
   check(cudaEventCreate(&before), "create an event");
   check(cudaEventCreate(&after), "create an event");
   std::vector<float> times;
-  for (int i = 0; i < 14; ++i) {
+  for (int i = 0; i < 6; ++i) {
     check(cudaEventRecord(before, stream), "record");
     check(cudaGraphLaunch(exec, stream), "replay");
     check(cudaEventRecord(after, stream), "record");
     check(cudaStreamSynchronize(stream), "replay");
     float ms = 0.0f;
     check(cudaEventElapsedTime(&ms, before, after), "time");
-    if (i >= 3) times.push_back(ms * 1000.0f);
+    if (i >= 1) times.push_back(ms * 1000.0f);
   }
   std::sort(times.begin(), times.end());
   cudaEventDestroy(before);
@@ -790,7 +929,7 @@ double replay(const std::function<void(cudaStream_t)>& work) {
   return times[times.size() / 2];
 }
 
-constexpr int kNodes = 50;
+constexpr int kNodes = 200;
 
 struct SpeedBuffers {
   Device<__half> x, gates;
@@ -803,8 +942,8 @@ struct SpeedBuffers {
         out(static_cast<size_t>(128 * shape.outputs)) {
     fill(x, 0.0f, 1.0f, 5);
     fill(gates, 0.0f, 1.0f, 6);
-    check(cudaMemset(state.get(), 0x3D, state.bytes()), "set a state");
-    check(cudaMemset(norm.get(), 0x3D, norm.bytes()), "set a norm");
+    fill_floats<<<1024, 256>>>(state.get(), 128 * shape.inputs, 0.0f, 2.0f, 7);
+    fill_floats<<<1024, 256>>>(norm.get(), shape.inputs, 1.0f, 0.2f, 8);
     check(cudaMemset(out.get(), 0, out.bytes()), "clear");
   }
   LinearCall call(const Named& shape, const DeviceWeight& w, int64_t rows, InputKind kind) const {
@@ -825,47 +964,155 @@ size_t copies_of(size_t bytes) {
   return std::min<size_t>(kNodes, std::max<size_t>(2, (size_t{600} << 20) / bytes + 1));
 }
 
-void few_rows_speeds(LinearContext context) {
+// ---- our own kernels against each other on the models' shapes ----------------------------------
+
+struct NamedPath {
+  const char* name;
+  Path run;
+  bool (*takes)(const LinearCall& call, const LinearContext& context);
+};
+constexpr NamedPath kPaths[] = {
+    {"narrow", linear_narrow, takes_narrow},
+    {"tiled",
+     [](cudaStream_t stream, const LinearCall& call, const LinearContext& context) {
+       linear_tiled(stream, call, context);
+     },
+     [](const LinearCall& call, const LinearContext&) {
+       return call.input.kind == InputKind::kRows;
+     }},
+    {"warpgroups", linear_warpgroups, takes_warpgroups},
+    {"fed", linear_fed, takes_fed},
+    {"direct", linear_direct, takes_direct}};
+constexpr InputKind kFormedKinds[] = {InputKind::kRows, InputKind::kState, InputKind::kGateUp};
+
+// Every path at every number of rows against tiles of 128 rows, or up to 8 rows of a formed input
+// against the narrow kernel.
+void check_models(LinearContext context, int parts) {
+  context.parts = parts;
+  constexpr int64_t kMost = 128;
+  for (const Format& format : {kFormats[4], kFormats[2], kFormats[7], kFormats[1]}) {
+    for (const Named& shape : kModel) {
+      const auto big = make_big(format, shape.outputs, shape.inputs, 1);
+      const SpeedBuffers buffers(shape);
+      const int64_t n = shape.outputs;
+      Device<float> base(static_cast<size_t>(kMost * n)), out(static_cast<size_t>(kMost * n));
+      const auto call = [&](int64_t rows, InputKind kind, Device<float>& to) {
+        LinearCall call = buffers.call(shape, big->first, rows, kind);
+        call.output = {OutputKind::kFloat, to.get(), n};
+        return call;
+      };
+      std::string miss;
+      for (const InputKind kind : kFormedKinds) {
+        base.poison();
+        if (kind == InputKind::kRows) {
+          linear_tiled(nullptr, call(kMost, kind, base), context, TileShape::k128x64);
+        } else {
+          linear_narrow(nullptr, call(8, kind, base), context);
+        }
+        for (const int64_t rows : {1, 2, 5, 7, 8, 9, 16, 17, 31, 33, 64, 65, 100, 128}) {
+          if (kind != InputKind::kRows && rows > 8) break;
+          for (const NamedPath& path : kPaths) {
+            if (!path.takes(call(rows, kind, out), context)) continue;
+            const std::string what = std::string(path.name) + " of kind " +
+                                     std::to_string(static_cast<int>(kind)) + ", " +
+                                     std::to_string(rows) + " rows";
+            out.poison();
+            run_watched(path.name, path.run, call(rows, kind, out), context);
+            const Difference d = compare(out.get(), n, base.get(), n, rows, n);
+            if (d.count != 0) miss += "; " + what + ": " + words(d, rows * n);
+          }
+        }
+      }
+      report(miss.empty(), std::string(format.name) + " " + shape.name + ", " +
+                               std::to_string(parts) + " parts" + miss);
+    }
+  }
+}
+
+// Rows formed by a kernel of their own, then fed.
+void linear_formed_and_fed(cudaStream_t stream, const LinearCall& call,
+                           const LinearContext& context) {
+  LinearCall formed = call;
+  formed.input = LinearInput{};
+  formed.input.stride = call.weight.inputs;
+  formed.input.rows = static_cast<uint8_t*>(context.scratch) + context.weight_scratch_bytes;
+  form_rows(stream, call.input, 0, call.rows, call.weight.inputs,
+            const_cast<void*>(formed.input.rows), formed.input.stride, false);
+  linear_fed(stream, formed, context);
+}
+
+struct TimedPath {
+  NamedPath path;
+  int parts;
+};
+constexpr TimedPath kTimedPaths[] = {{kPaths[0], 1},
+                                     {kPaths[1], 1},
+                                     {kPaths[2], 1},
+                                     {kPaths[3], 1},
+                                     {kPaths[4], 1},
+                                     {{"formed+fed", linear_formed_and_fed,
+                                       [](const LinearCall& call, const LinearContext& context) {
+                                         return call.input.kind != InputKind::kRows &&
+                                                takes_fed(call, context);
+                                       }},
+                                      1},
+                                     {{"narrow /4", linear_narrow, takes_narrow}, 4},
+                                     {{"fed /4", linear_fed, takes_fed}, 4},
+                                     {{"direct /4", linear_direct, takes_direct}, 4}};
+
+void path_speeds(LinearContext context) {
   context.cublas_lt = nullptr;
   std::printf(
-      "\nmicroseconds a node, %d nodes in a graph, weights from memory; in brackets at "
-      "4,300 GB/s\n",
+      "\nmicroseconds a node, %d nodes in a graph, weights from memory; in brackets at 4,300 "
+      "GB/s\n",
       kNodes);
   for (const Format& format : {kFormats[4], kFormats[7], kFormats[1]}) {
-    for (const Named& shape : kModel) {
+    for (size_t s = 0; s < 4; ++s) {
+      const Named& shape = kModel[s];
       const size_t bytes =
           weight_bytes(format.kind, shape.outputs, shape.inputs, format.group, false);
       const size_t copies = copies_of(bytes);
       const auto big = make_big(format, shape.outputs, shape.inputs, copies);
       const SpeedBuffers buffers(shape);
-      const auto time = [&](int64_t rows, InputKind kind, bool narrow) {
-        return replay([&](cudaStream_t stream) {
-                 for (size_t i = 0; i < kNodes; ++i) {
-                   const LinearCall call = buffers.call(shape, big->at(i % copies), rows, kind);
-                   if (narrow) {
-                     linear_narrow(stream, call, context);
-                   } else {
-                     linear(stream, call, context);
-                   }
-                 }
-               }) /
-               kNodes;
-      };
-      std::printf("%-7s %.8s (%4.1f)", format.name, shape.name,
+      std::printf("%-7s %.8s (%4.1f)\n", format.name, shape.name,
                   static_cast<double>(bytes) / 4300.0 * 1e-3);
-      for (const int64_t rows : {1, 2, 4, 8, 16, 32, 64, 128}) {
-        std::printf(" %ld:%5.1f", static_cast<long>(rows), time(rows, InputKind::kRows, false));
+      for (const TimedPath& timed : kTimedPaths) {
+        const NamedPath& path = timed.path;
+        context.parts = timed.parts;
+        std::printf("  %-10s", path.name);
+        const auto time = [&](const char* name, int64_t rows, InputKind kind) {
+          if (timed.parts > 1 && rows > 8) return;
+          if (!path.takes(buffers.call(shape, big->first, rows, kind), context)) return;
+          if (path.run == kPaths[1].run && rows < 64) return;  // never the faster one
+          double taken = 0.0;
+          watched(
+              "speed: " + words(path.name, buffers.call(shape, big->first, rows, kind), context),
+              [&] {
+                taken = replay([&](cudaStream_t stream) {
+                  for (size_t i = 0; i < kNodes; ++i) {
+                    path.run(stream, buffers.call(shape, big->at(i % copies), rows, kind), context);
+                  }
+                });
+              });
+          std::printf("  %s%ld:%6.2f", name, static_cast<long>(rows), taken / kNodes);
+        };
+        for (const int64_t rows : {1, 2, 4, 8, 16, 32, 64, 128}) {
+          if (s == 0 || format.kind == TensorKind::kQ4 || rows == 1 || rows == 8 || rows == 64) {
+            time("", rows, InputKind::kRows);
+          }
+        }
+        for (const int64_t rows : {1, 2, 8}) time("norm ", rows, InputKind::kState);
+        for (const int64_t rows : {1, 2, 8}) time("silu ", rows, InputKind::kGateUp);
+        std::printf("\n");
       }
-      std::printf(" norm%5.1f silu%5.1f norm8%5.1f old%5.1f\n", time(1, InputKind::kState, false),
-                  time(1, InputKind::kGateUp, false), time(8, InputKind::kState, false),
-                  time(1, InputKind::kRows, true));
     }
   }
 }
 
 // qkv, o, gate_up and down, one after the other, as a layer has them.
-void layer_speeds(LinearContext context) {
+void layer_speeds(LinearContext context, const char* name, int parts, Path path) {
   context.cublas_lt = nullptr;
+  context.parts = parts;
   for (const Format& format : {kFormats[4], kFormats[7], kFormats[1]}) {
     std::vector<std::unique_ptr<BigWeights>> weights;
     std::vector<std::unique_ptr<SpeedBuffers>> buffers;
@@ -874,19 +1121,21 @@ void layer_speeds(LinearContext context) {
       weights.push_back(make_big(format, kModel[i].outputs, kModel[i].inputs, kLayers));
       buffers.push_back(std::make_unique<SpeedBuffers>(kModel[i]));
     }
-    std::printf("%-7s qkv o gate_up down, a layer:", format.name);
-    for (const int64_t rows : {1, 8, 32, 64}) {
+    std::printf("%-7s qkv o gate_up down, a layer, %s:", format.name, name);
+    for (const int64_t rows : {1, 2, 4, 8, 16, 32, 64, 128}) {
+      if (rows > 8 && (parts > 1 || path == linear_narrow)) break;
       const auto layers = [&](cudaStream_t stream) {
         constexpr InputKind kKinds[] = {InputKind::kState, InputKind::kRows, InputKind::kState,
                                         InputKind::kGateUp};
         for (size_t i = 0; i < kLayers * 4; ++i) {
-          linear(
-              stream,
-              buffers[i % 4]->call(kModel[i % 4], weights[i % 4]->at(i / 4), rows, kKinds[i % 4]),
-              context);
+          const InputKind kind = rows > 8 ? InputKind::kRows : kKinds[i % 4];
+          path(stream, buffers[i % 4]->call(kModel[i % 4], weights[i % 4]->at(i / 4), rows, kind),
+               context);
         }
       };
-      std::printf(" %ld:%6.1f", static_cast<long>(rows), replay(layers) / kLayers);
+      watched(
+          std::string("speed of a layer, ") + name + ", " + std::to_string(rows) + " rows",
+          [&] { std::printf(" %ld:%6.1f", static_cast<long>(rows), replay(layers) / kLayers); });
     }
     std::printf("\n");
   }
@@ -932,6 +1181,7 @@ void switch_speeds(const LinearContext& context) {
 
 int run(const std::string& packages) {
   LinearContext context = linear_context(false);
+  report(context.warpgroups, "the build and the device have products by warpgroups");
   const size_t scratch_bytes = linear_scratch_bytes(512, 5632, false, true);
   Device<uint8_t> scratch(scratch_bytes);
   context.scratch = scratch.get();
@@ -944,14 +1194,26 @@ int run(const std::string& packages) {
   } else {
     std::printf("cuBLASLt %zu\n", lt->version());
   }
-  check_shapes(context);
+  for (const Format& format : kFormats) {
+    timed(std::string(format.name) + ", small shapes", [&] { check_shapes(format, context); });
+  }
   std::printf("%d checks of small shapes, %d failures\n", checks, failures);
-  context.cublas_lt = lt.get();
-  experiments(context);
+  for (const int parts : {1, 4}) {
+    timed("models' shapes, " + std::to_string(parts) + " parts",
+          [&] { check_models(context, parts); });
+  }
   std::printf("%d checks, %d failures\n", checks, failures);
-  switch_speeds(context);
-  few_rows_speeds(context);
-  layer_speeds(context);
+  timed("speeds of products", [&] { path_speeds(context); });
+  timed("speeds of layers", [&] {
+    layer_speeds(context, "linear", 1, linear);
+    layer_speeds(context, "linear, 4 parts", 4, linear);
+    layer_speeds(context, "narrow", 1, linear_narrow);
+    layer_speeds(context, "narrow, 4 parts", 4, linear_narrow);
+  });
+  context.cublas_lt = lt.get();
+  timed("against cuBLASLt", [&] { experiments(context); });
+  std::printf("%d checks, %d failures\n", checks, failures);
+  timed("speeds beside cuBLASLt", [&] { switch_speeds(context); });
   check(cudaDeviceSynchronize(), "finish");
   std::printf("\n%s\n", failures == 0 ? "all checks passed" : "CHECKS FAILED");
   return failures == 0 ? 0 : 1;
