@@ -6,16 +6,21 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import numpy as np
 import pytest
 import ray
 from simulated import RULES, SimulatedReplica, shared_prefix_items
-from tinyloop.cluster.clients import MAX_WINDOWS
+from tinyloop.cluster.clients import MAX_STREAMS, MAX_WINDOWS
 from tinyloop.cluster.costs import PlacementRules
+from tinyloop.cluster.generate_items import Defaults, Prompt, columns_of
+from tinyloop.cluster.generate_wire import Settled, encode_settled
+from tinyloop.cluster.generation import head_of
 from tinyloop.cluster.items import Items
 from tinyloop.cluster.router import FULL, TAKEN, UNKNOWN, Router, check_hello
 from tinyloop.cluster.segments import cut_window
-from tinyloop.cluster.wire import Delivery, decode_deliveries, encode_window
+from tinyloop.cluster.wire import FIRST_STREAM, Delivery, decode_deliveries, encode_window
 from tinyloop.workers.messages import decode_command, encode_ack, encode_inventory
+from tinyloop.workers.outbox import Owner
 from tinyloop.workers.status import Status, encode_status
 from tinyloop.workers.wire import VERSION, WireError
 
@@ -45,6 +50,10 @@ class Actor:
         self.inventory = Method(self._inventory)
         self.until_death = Method(lambda: self.death)
         self.health = Method(self._health)
+        self.cancelled: list[Owner] = []
+        self.forgotten: list[str] = []
+        self.cancel = Method(self.cancelled.extend)
+        self.forget = Method(self.forgotten.append)
 
     def _run(self, command: bytes, tokens: list[Any]) -> list[Any]:
         acknowledgement: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
@@ -244,7 +253,8 @@ def test_a_silent_client_is_dropped_and_one_that_beats_is_not(
     monkeypatch.setattr("tinyloop.cluster.router.HEARTBEAT_S", 0.01)
 
     async def scenario() -> None:
-        router, name = await attached(PlacementRules(), Actor())
+        actor = Actor()
+        router, name = await attached(PlacementRules(), actor)
         await router.hello("me", "a test", 0.2)
         await router.hello("other", "lives", 0.2)
         router._clients._clients["me"].lease_s = 0.2
@@ -253,8 +263,52 @@ def test_a_silent_client_is_dropped_and_one_that_beats_is_not(
             await asyncio.sleep(0.01)
         assert await router.beat("other")
         assert not await router.beat("me")
+        assert actor.forgotten == ["me"]
+        assert router._broken == ""
         assert await router.collect(name, "me", 0, 5.0) is None
         assert await submit(router, name) == UNKNOWN
+
+    run(scenario())
+
+
+def to_generate(window: int, num_prompts: int) -> bytes:
+    prompts = [Prompt([1, 2, 3 + i], max_new_tokens=2) for i in range(num_prompts)]
+    columns = columns_of(prompts, Defaults(1, ()), client="me", window=FIRST_STREAM + window)
+    return encode_window(head_of(columns, np.arange(num_prompts, dtype=np.int32), RULES))
+
+
+def test_prompts_end_when_their_client_has_all_of_them_or_leaves(killed: list[Actor]) -> None:
+    async def scenario() -> None:
+        actor = Actor()
+        router, name = await attached(PlacementRules(), actor)
+        for window in range(2):
+            assert await router.submit(name, to_generate(window, 3), ["prompts"]) == TAKEN
+        actor.answer()
+        actor.answer()
+        while len(router._dispatch.placement.replicas[0].generating) < 6:
+            await asyncio.sleep(0)
+        assert router._status()["replicas"]["0"]["generating"] == 6
+        items = np.arange(3, dtype=np.int32)
+        assert await router.settle(name, encode_settled(Settled("me", FIRST_STREAM, items[:2])))
+        assert [client["streams"] for client in router._status()["clients"]] == [2]
+        assert await router.settle(name, encode_settled(Settled("me", FIRST_STREAM, items)))
+        assert [client["streams"] for client in router._status()["clients"]] == [1]
+        assert actor.cancelled == [("me", FIRST_STREAM, item) for item in range(3)]
+        assert not await router.settle("an earlier one", encode_settled(Settled("me", FIRST_STREAM, items)))
+        await router.leave("me")
+        assert sorted(actor.cancelled[3:]) == [("me", FIRST_STREAM + 1, item) for item in range(3)]
+        assert actor.forgotten == ["me"]
+        assert router._dispatch.placement.queued_items == 0
+
+    run(scenario())
+
+
+def test_streams_do_not_take_the_room_of_windows_and_have_their_own(killed: list[Actor]) -> None:
+    async def scenario() -> None:
+        router, name = await attached(PlacementRules(), Actor())
+        answers = [await router.submit(name, to_generate(w, 1), ["prompts"]) for w in range(MAX_STREAMS + 1)]
+        assert answers == [TAKEN] * MAX_STREAMS + [FULL]
+        assert await submit(router, name) == TAKEN
 
     run(scenario())
 
