@@ -63,7 +63,7 @@ def generate(
     stop_id: Annotated[list[int] | None, whole(0, help="Token id that ends one; repeatable.")] = None,
     seed: Annotated[int, whole(0, help="What rows without a seed draw theirs from.")] = 0,
     exit_threshold: Annotated[
-        float | None, real(help="Leave the loops where the gate is this sure; the model needs a gate.")
+        float | None, real(help="Leave the loops where the model's gate is this sure.")
     ] = None,
     min_depth: Annotated[int | None, whole(1, help="Loops before the gate is asked; default: 1.")] = None,
     n: Annotated[int | None, whole(1, help="Completions of each prompt; default: 1.")] = None,
