@@ -45,6 +45,7 @@ class Job:
         self._settings = settings
         self._progress = progress
         self._interrupts = interrupts
+        self._kind = kind
         self._work = kind.begin(backend)
         self._parts = Parts(folder.work / "parts")
         self._journal = Journal(folder.work / "journal")
@@ -82,7 +83,7 @@ class Job:
 
         Raises: InfrastructureError if input rows are not exactly the results and errors.
         """
-        publish(self._parts, self._folder.output)
+        publish(self._parts, self._folder.output, self._kind.error_line)
         tally = Tally.of_files(self._folder.output)
         if tally.ids != self._reader.ids:
             raise InfrastructureError(

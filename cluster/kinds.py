@@ -111,5 +111,9 @@ class Kind(Protocol):
     def characters(self, task: Task) -> int:
         """About how much memory a row's text takes."""
 
+    @property
+    def error_line(self) -> Callable[[bytes], bytes] | None:
+        """A failure's line as it is published; None: as it stands."""
+
     def begin(self, backend: Backend) -> Work:
         """Work on an open pool."""

@@ -45,6 +45,10 @@ class ScoreKind:
         continuations = task.choices if isinstance(task, Choices) else (task.continuation,)
         return len(task.context) + sum(len(text) for text in continuations)
 
+    @property
+    def error_line(self) -> None:
+        return None
+
     def begin(self, backend: Backend) -> ScoreWork:
         return ScoreWork(backend, self.settings)
 

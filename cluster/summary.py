@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from .completion_summary import CompletionTally
+from .openai_records import native_view
 
 METRICS = ("acc", "acc_norm", "acc_bytes", "acc_token", "acc_pmi")
 
@@ -197,7 +198,7 @@ class Tally:
             tally._add_results(file)
         with (output / "errors.jsonl").open("rb") as file:
             for line in file:
-                failure = json.loads(line)
+                failure = native_view(json.loads(line))
                 tally.ids.add(failure["id"])
                 tally.failures[failure["class"]] += 1
         return tally
@@ -218,7 +219,7 @@ class Tally:
 
     def _add_results(self, lines: Iterable[bytes]) -> None:
         for line in lines:
-            result = json.loads(line)
+            result = native_view(json.loads(line))
             self.ids.add(result["id"])
             self.results += 1
             key = result["file"], result["task"]
