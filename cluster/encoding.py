@@ -257,7 +257,10 @@ class Encoder:
         return np.array(ids, dtype=np.int32)
 
     def _refuse_added_tokens(self) -> None:
-        """An EOS after the context would break the split; anything else that is added is not understood."""
+        """An EOS after the context would break the split; anything else that is added is not understood.
+
+        What is added where nothing should be cannot be told from the text: every continuation would have it.
+        """
         probe = "a"
         bare = list(self.tokenizer.encode(probe, add_special_tokens=False).ids)
         full = list(self.tokenizer.encode(probe, add_special_tokens=True).ids)
@@ -266,4 +269,13 @@ class Encoder:
                 f"the tokenizer turns {probe!r} into {full}, without special tokens into {bare}; only one "
                 f"BOS ({self.policy.bos_id}) in front is understood: remove its template's other tokens "
                 "(EOS breaks the split between context and continuation)"
+            )
+        of_nothing = list(self.tokenizer.encode("", add_special_tokens=False).ids)
+        special = {i for i, token in self.tokenizer.get_added_tokens_decoder().items() if token.special}
+        added = of_nothing or [i for i in bare if i in special or i == self.policy.bos_id]
+        if added:
+            raise UsageError(
+                f"the tokenizer adds the tokens {added} although it was asked for none: it turns {probe!r} "
+                f"into {bare} and an empty text into {of_nothing}: remove what puts them in front of texts "
+                "(a normalizer or pre-tokenizer)"
             )

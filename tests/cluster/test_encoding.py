@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tinyloop.cluster.encoding import POLICIES, Encoder, EncodingPolicy
 from tinyloop.cluster.errors import RowError, UsageError
+from tokenizers import Tokenizer, normalizers
 
 from .tiny_tokenizer import BOS, EOS, tiny_descriptor, tiny_tokenizer
 
@@ -127,6 +128,26 @@ def test_r9_bos_policy_can_be_set_and_needs_a_bos() -> None:
 def test_r9_a_tokenizer_that_adds_eos_is_refused(template: str) -> None:
     with pytest.raises(UsageError, match="only one BOS"):
         make_encoder(template=template, bos=True)
+
+
+def prepending(text: str) -> Tokenizer:
+    tokenizer = tiny_tokenizer()
+    tokenizer.normalizer = normalizers.Prepend(text)
+    return tokenizer
+
+
+def test_a_tokenizer_that_adds_bos_unasked_is_refused() -> None:
+    tokenizer = prepending("A")
+    bos_id = tokenizer.token_to_id("A")
+    assert tokenizer.encode("x", add_special_tokens=False).ids[0] == bos_id
+    with pytest.raises(UsageError, match="asked for none"):
+        Encoder(tokenizer, EncodingPolicy.of_model(tiny_descriptor(tokenizer, bos_id=bos_id), LONG))
+
+
+def test_a_tokenizer_that_puts_a_plain_space_in_front_is_taken() -> None:
+    tokenizer = prepending(" ")
+    encoder = Encoder(tokenizer, EncodingPolicy.of_model(tiny_descriptor(tokenizer, bos_id=BOS_ID), LONG))
+    assert parts(encoder, "hello", " world") == (ids_of(" hello"), ids_of(" world"))
 
 
 def test_r9_padding_and_truncation_of_the_tokenizer_file_are_switched_off() -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tinyloop.cluster.closing import _group
 from tinyloop.cluster.records import result_line
 from tinyloop.cluster.rolling import RollingPolicy, rolling_windows
 from tinyloop.cluster.rows import RowFailure
@@ -158,6 +159,32 @@ def test_r25_pmi_of_zero_probabilities_ranks_nothing() -> None:
     (result,) = score(question("x", "y"), pool=fixed({"x": -math.inf, "y": -1.0}), pmi=True)
     assert ranked(result).pred["acc_pmi"] is None
     assert ranked(result).pred["acc"] == 1
+
+
+def test_r25_an_undefined_pmi_is_counted_and_not_taken_for_a_wrong_answer() -> None:
+    rows = [question("x", "y", gold=1), question("a", "b", gold=0)]
+    pool = fixed({"x": -math.inf, "y": -1.0, "a": -1.0, "b": -2.0})
+    group = GroupTally()
+    for result in score(*rows, pool=pool, pmi=True):
+        group.add(line_of(result))
+    report = group.report("choices")
+    # A pool that gives a text the same value with and without context: every defined PMI ties at 0.
+    assert (report["acc_pmi"], report["undefined"], report["with_gold"]) == (1.0, {"acc_pmi": 1}, 2)
+    assert report["acc"] == 1.0
+    group = GroupTally()
+    group.add(line_of(score(rows[0], pool=pool, pmi=True)[0]))
+    assert group.report("choices")["acc_pmi"] is None
+
+
+def test_r23_a_sum_with_a_zero_probability_is_no_number() -> None:
+    rows = [{"context": "q", "continuation": text} for text in ("x", "y")]
+    group = GroupTally()
+    for result in score(*rows, pool=fixed({"x": -math.inf, "y": -1.0})):
+        group.add(line_of(result))
+    report = group.report("continuation")
+    assert (report["logprob"], report["zero_probability"], report["tokens"]) == (None, 1, 2)
+    summary = {"file": "rows.jsonl", "task": "continuation", **report}
+    assert "1 row of zero probability" in _group(summary)
 
 
 def test_r26_equal_choices_tie_and_are_counted() -> None:
