@@ -23,10 +23,9 @@ from .config_file import shown
 from .encoding import Encoder, EncodingPolicy
 from .errors import InfrastructureError, UsageError
 from .items import Failed, Items, Scored, ScoringPool
-from .job import Backend
+from .kinds import Backend, ModelChoice
 from .progress import PoolFigures
-from .score import ModelChoice
-from .settings import PoolRequest, ScoreSettings
+from .settings import JobSettings, PoolRequest
 
 if TYPE_CHECKING:
     from .pool import ReplicaPool
@@ -50,7 +49,7 @@ class ChosenModel:
     warnings: tuple[str, ...]
 
 
-def choose_model(settings: ScoreSettings, request: PoolRequest) -> ChosenModel:
+def choose_model(settings: JobSettings, request: PoolRequest) -> ChosenModel:
     """Read the model's header and tokenizer, and hold the settings against them.
 
     Raises: UsageError if the file cannot be read or a setting does not fit it.
@@ -70,10 +69,7 @@ def choose_model(settings: ScoreSettings, request: PoolRequest) -> ChosenModel:
     policy = EncodingPolicy.of_model(
         descriptor,
         max_seq_len,
-        add_bos=settings.add_bos,
-        prefix_token=settings.prefix_token,
-        target_delimiter=settings.target_delimiter,
-        empty_continuation=settings.empty_continuation,
+        **settings.encoding,
     )
     identity = {
         "digest": header.digest,
