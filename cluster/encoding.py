@@ -1,4 +1,4 @@
-"""Text to token ids: one encoder for every task, with every policy named.
+"""Text to token ids: one encoder for every task; policies.py says in words what it does.
 
 Invariant: the ids handed on are exactly the ids that are scored; what was moved, merged or cut is flagged
 on the row. Nothing here knows of rows, files or pools.
@@ -20,24 +20,6 @@ if TYPE_CHECKING:
 
 Boundary = Literal["clean", "merged"]
 EmptyContinuation = Literal["error", "zero"]
-
-# Printed by `tinyloop score --help` and written to run.json: what is done to text before it is scored.
-POLICIES: dict[str, str] = {
-    "score": "sum of ln p(token) over the continuation's tokens, given everything before each",
-    "whitespace": "trailing whitespace of the context moves to the front of the continuation and is scored",
-    "boundary": "context and continuation are encoded together and split after the context's own tokens",
-    "merged boundary": "if a token spans the join, the continuation is encoded alone: the row says 'merged'",
-    "delimiter": "--target-delimiter is put before every continuation and choice; none by default",
-    "normalisation": "none: no Unicode form is changed, nothing is stripped",
-    "bos": "as the model's own tokenizer does unless --add-bos or --no-add-bos; never two, never scored",
-    "eos": "never added; a tokenizer that adds one is refused",
-    "empty context": "conditioned on --prefix-token, else BOS, else EOS; a text's own counts",
-    "empty continuation": "row error, or --empty-continuation zero: 0 tokens, log-probability 0",
-    "truncation": "context tokens are dropped from the left to window + 1 in all; a lost BOS is flagged",
-    "long continuation": "never cut: more tokens than the window is a row error",
-    "token ids": "context_ids and continuation_ids are taken as they are: no BOS, no whitespace move",
-    "special tokens": "a special token spelled out in the text is that token",
-}
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tinyloop.cluster.encoding import POLICIES, Encoder, EncodingPolicy
+from tinyloop.cluster.encoding import Encoder, EncodingPolicy
 from tinyloop.cluster.errors import RowError, UsageError
 from tokenizers import Tokenizer, normalizers
 
@@ -253,7 +253,3 @@ def test_encoding_many_pairs_equals_one_at_a_time_and_loses_no_text(
         assert len(encoded.ids) <= window + 1
         text = tiny_tokenizer().decode(encoded.ids.tolist(), skip_special_tokens=True)
         assert (context + continuation).endswith(text) or encoded.n_truncated
-
-
-def test_every_policy_is_named() -> None:
-    assert {"whitespace", "boundary", "bos", "eos", "empty context", "truncation"} <= POLICIES.keys()
