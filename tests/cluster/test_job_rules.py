@@ -157,6 +157,23 @@ def test_progress_is_in_rows_of_a_total_that_is_known_from_the_start(tmp_path: P
     assert (done[-1], shown.snapshots[-1].state) == (300, "complete")
 
 
+def test_the_summary_is_written_before_the_pool_is_taken_down(tmp_path: Path) -> None:
+    job = settings(tmp_path, make_rows(30))
+    encoder, states = make_encoder(job), []
+
+    @contextmanager
+    def opened() -> Iterator[Backend]:
+        yield Backend(FakePool(), encoder, 4, {"depth": 4}, PoolFigures)
+        states.append(json.loads((tmp_path / "out" / "summary.json").read_bytes())["state"])
+        raise OSError("a library crashed at its end")
+
+    with pytest.raises(OSError, match="at its end"):
+        run_score(job, ModelChoice({"depth": 4}, encoder.policy, {}), opened, Kept())
+    assert states == ["complete"]
+    assert json.loads((tmp_path / "out" / "summary.json").read_bytes())["state"] == "complete"
+    assert len(outputs(tmp_path / "out")[0].splitlines()) > 20
+
+
 def test_what_a_job_writes_has_a_temporary_name_until_it_is_whole(tmp_path: Path) -> None:
     """A file under its final name was complete when it got that name."""
     seen: dict[str, str] = {}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from tinyloop.cluster.records import result_line
 from tinyloop.cluster.rolling import RollingPolicy, rolling_windows
 from tinyloop.cluster.rows import RowFailure
 from tinyloop.cluster.scoring import score_rows
+from tinyloop.cluster.settings import ScoreSettings
 from tinyloop.cluster.summary import GroupTally
 from tinyloop.cluster.tasks import ChoicesResult, PairResult, RowResult, TaskOptions, TextResult
 
@@ -70,6 +72,37 @@ def question(*choices: str, gold: int | None = None) -> dict[str, object]:
 def ranked(result: object) -> ChoicesResult:
     assert isinstance(result, ChoicesResult), result
     return result
+
+
+def test_r4_r18_what_was_cut_or_merged_is_on_the_row_and_in_the_totals() -> None:
+    group = GroupTally()
+    rows = [
+        {"context": "x" * 30, "continuation": "yz"},
+        {"context": "hello wor", "continuation": "ld"},
+        {"context": "hello", "continuation": " world"},
+    ]
+    lines = [line_of(result) for result in score(*rows, max_rows=16)]
+    for line in lines:
+        group.add(line)
+    assert [line["n_truncated"] for line in lines] == [30 + 2 - 17, 0, 0]
+    assert [line["boundary"] for line in lines] == ["clean", "merged", "clean"]
+    assert [(line["n_context"], line["n_continuation"]) for line in lines[:2]] == [
+        (15, 2),
+        (len(ids_of("hello wor")), len(ids_of("ld"))),
+    ]
+    report = group.report("continuation")
+    assert (report["truncated_rows"], report["truncated_tokens"], report["merged_boundaries"]) == (1, 15, 1)
+    assert group.notes()["rows that lost context tokens at the left"] == 1
+    assert group.notes()["parts with a token across context and continuation"] == 1
+
+
+def test_r12_an_empty_continuation_scores_nothing_where_that_is_asked_for() -> None:
+    pool, settings = FakePool(), ScoreSettings(inputs=(), output=Path(), empty_continuation="zero")
+    rows = [{"context": context, "continuation": ""} for context in ("", "hello", "hello \n")]
+    for result in score_rows(pool, make_encoder(settings), rows, depth=DEPTH):
+        line = line_of(result)
+        assert (line["logprob"], line["is_greedy"], line["n_continuation"]) == (0.0, True, 0)
+    assert pool.num_scored == 0
 
 
 def test_r20_greedy_only_if_every_token_is_the_argmax() -> None:
