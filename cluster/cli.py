@@ -14,11 +14,11 @@ from typing import Annotated, Literal
 import typer
 
 from . import options
-from .encoding import POLICIES
 from .errors import ExitCode, JobError, UsageError
 from .generate_cli import add_commands as add_generate
 from .job_cli import epilog, run_on_pool
 from .operations_cli import add_commands as add_operations
+from .policies import POLICIES
 from .pool_cli import add_commands
 from .rolling import RollingPolicy
 from .settings import ErrorBudget, PoolRequest, ScoreSettings, parse_window

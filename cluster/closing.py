@@ -30,7 +30,8 @@ def closing_lines(summary: dict[str, Any], output: Path) -> Iterator[str]:
 def _group(group: dict[str, Any]) -> str:
     rows = counted(group["rows"], "row")
     if group["task"] == "choices" and group["with_gold"]:
-        shown = ", ".join(f"{metric} {group[metric]:.4f}" for metric in METRICS if metric in group)
+        known = [metric for metric in METRICS if group.get(metric) is not None]
+        shown = ", ".join(f"{metric} {group[metric]:.4f}" for metric in known)
         return f"{shown} on {counted(group['with_gold'], 'row')}"
     if group["task"] == "text" and None not in (group["bits_per_byte"], group["token_perplexity"]):
         return (
@@ -43,8 +44,11 @@ def _group(group: dict[str, Any]) -> str:
         loops = "" if depth is None else f", {depth:.2f} loops a token"
         return f"{group['tokens_out']:,} tokens from {group['tokens_in']:,} ({ends}){loops}, on {rows}"
     if group["task"] == "continuation":
+        greedy = f"{group['greedy']:,} greedy, on {rows}"
+        if group["logprob"] is None:
+            return f"{counted(group['zero_probability'], 'row')} of zero probability, {greedy}"
         mean = group["logprob"] / group["tokens"] if group["tokens"] else 0.0
-        return f"mean log-probability {mean:.4f} a token, {group['greedy']:,} greedy, on {rows}"
+        return f"mean log-probability {mean:.4f} a token, {greedy}"
     return rows
 
 

@@ -21,6 +21,7 @@ from .interrupts import Interrupts
 from .job import Job
 from .kinds import Backend, Kind, ModelChoice, OpenBackend
 from .planning import total_rows
+from .policies import in_force
 from .progress import Display, PoolFigures, Progress, counted
 from .settings import JobSettings
 from .summary import Tally
@@ -115,7 +116,9 @@ def _carry_out(
     elapsed_s = time.monotonic() - started_s
     tally = job.publish()
     summary = _summary(tally, files, job, progress, backend.figures(), elapsed_s)
-    folder.write_output("run.json", {"fingerprint": current, "policies": dict(kind.policies), **model.about})
+    folder.write_output(
+        "run.json", {"fingerprint": current, "policies": in_force(kind.policies, current), **model.about}
+    )
     progress.tell("complete", force=True)
     folder.write_output("summary.json", summary)
     folder.remove_work()

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from .completion_task import Completion
-from .encoding import POLICIES
 from .kinds import Backend, ModelChoice, OpenBackend
+from .policies import POLICIES
 from .progress import Display
 from .records import failure_line, result_line
 from .rows import Choices, Fields, RowFailure, Task, Text, TokenContinuation, parse_task

@@ -57,6 +57,7 @@ class GroupTally:
     rows: int = 0
     with_gold: int = 0
     correct: Counter[str] = field(default_factory=Counter)
+    undefined: Counter[str] = field(default_factory=Counter)
     ties: int = 0
     greedy: int = 0
     duplicate_choices: int = 0
@@ -88,7 +89,7 @@ class GroupTally:
         if task == "choices":
             report |= self._accuracies()
         if task == "continuation":
-            report |= {"greedy": self.greedy, "logprob": self.logprob, "tokens": self.tokens}
+            report |= {"greedy": self.greedy, "logprob": self._total(), "tokens": self.tokens}
         if task == "text":
             report |= self._perplexities()
         if task != "text":
@@ -107,6 +108,9 @@ class GroupTally:
             "rows that lost context tokens at the left": self.truncated_rows,
             "parts with a token across context and continuation": self.merged_boundaries,
             "log-probabilities of zero probability (null)": self.zero_probability,
+            "accuracies that two zero probabilities leave undefined, not counted as wrong": (
+                self.undefined.total()
+            ),
             "documents that are empty and not in the means": self.empty_documents,
         }
 
@@ -122,7 +126,8 @@ class GroupTally:
         self.duplicate_choices += result.get("duplicate_choices", False)
         if "gold" in result:
             self.with_gold += 1
-            self.correct.update({metric: bool(right) for metric, right in result["correct"].items()})
+            self.correct.update({metric: right is True for metric, right in result["correct"].items()})
+            self.undefined.update(metric for metric, right in result["correct"].items() if right is None)
 
     def _add_pairs(self, pairs: list[dict[str, Any]]) -> None:
         self.truncated_rows += any(pair["n_truncated"] for pair in pairs)
@@ -145,24 +150,32 @@ class GroupTally:
         self.documents_in_mean += 1
 
     def _accuracies(self) -> dict[str, Any]:
-        shown = [metric for metric in METRICS if metric in self.correct]
-        accuracies = {metric: self.correct[metric] / self.with_gold for metric in shown}
+        """Of each metric over the rows where it is defined; the others are counted and are not wrong."""
+        accuracies: dict[str, float | None] = {}
+        for metric in METRICS:
+            if metric in self.correct:
+                rows = self.with_gold - self.undefined[metric]
+                accuracies[metric] = self.correct[metric] / rows if rows else None
         return {
             "with_gold": self.with_gold,
             **accuracies,
+            **({"undefined": dict(self.undefined)} if self.undefined else {}),
             "ties": self.ties,
             "rows_with_duplicate_choices": self.duplicate_choices,
         }
 
+    def _total(self) -> float | None:
+        """Nats. One zero probability makes the sum minus infinity, which JSON cannot say."""
+        return None if self.zero_probability else self.logprob
+
     def _perplexities(self) -> dict[str, Any]:
         report: dict[str, Any] = {
             "empty_documents": self.empty_documents,
-            "logprob": self.logprob,
+            "logprob": self._total(),
             "tokens": self.tokens,
             "bytes": self.bytes,
             "words": self.words,
         }
-        # A zero probability makes every perplexity infinite, which JSON cannot say.
         known = self.tokens > 0 and self.zero_probability == 0
         return report | {
             "token_perplexity": _perplexity(self.logprob, self.tokens) if known else None,

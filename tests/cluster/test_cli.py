@@ -15,9 +15,9 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 import pytest
 from tinyloop.cluster import cli, pool_backend
 from tinyloop.cluster.closing import closing_lines
-from tinyloop.cluster.encoding import POLICIES
 from tinyloop.cluster.errors import EXIT_CODE_MEANINGS, EXIT_CODE_NOTE
 from tinyloop.cluster.kinds import Backend, ModelChoice
+from tinyloop.cluster.policies import POLICIES
 from tinyloop.cluster.pool_backend import ChosenModel
 from tinyloop.cluster.progress import (
     LINE_INTERVAL_S,

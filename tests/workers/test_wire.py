@@ -99,6 +99,19 @@ def test_scores_keep_their_bits() -> None:
     assert again.greedy.tolist() == [True, False, True]
 
 
+def test_results_are_a_few_bytes_a_scored_token_and_item() -> None:
+    """Nothing of the size of a vocabulary or of a prompt comes back."""
+    items, each = 500, 40
+    result = replace(
+        RESULT,
+        items=np.arange(items, dtype=np.int32),
+        logprobs=np.zeros(items * each, dtype=np.float32),
+        greedy=np.zeros(items * each, dtype=np.bool_),
+        offsets=np.arange(items + 1, dtype=np.int64) * each,
+    )
+    assert len(messages.encode_result(result)) <= 5 * items * each + 16 * items + 1_000
+
+
 def test_another_version_is_refused_with_both_named() -> None:
     message = bytes([VERSION + 1]) + messages.encode_ack(ACK)[1:]
     with pytest.raises(WireError, match=rf"version {VERSION + 1}.* {VERSION}:"):
