@@ -58,8 +58,8 @@ class GroupedTokens:
 
     token_ids int32 [total], offsets int64 [n + 1], n_scored int32 [n], as of WindowTokens. group_offsets
     int64 [g + 1]: items of group k are [group_offsets[k], group_offsets[k + 1]). compared bool [n]: whether
-    an item takes part in the decision of its group; the first one always does. A prefix that a command names
-    for a group serves its compared items, and no other.
+    an item takes part in the decision of its group: some at its beginning, at least the first. A prefix that
+    a command names for a group serves its compared items, and no other.
     """
 
     token_ids: Int32Array
@@ -117,6 +117,8 @@ def fault_of_groups(group_offsets: Int64Array, compared: NDArray[np.bool_], n: i
         return f"groups do not cover {n} items"
     if (np.diff(group_offsets) < 1).any():
         return "a group has no item"
-    if not compared[group_offsets[:-1]].all():
-        return "the first item of a group is not compared"
+    starts_group = np.zeros(n, np.bool_)
+    starts_group[group_offsets[:-1]] = True
+    if not compared[starts_group].all() or (compared[1:] & ~compared[:-1] & ~starts_group[1:]).any():
+        return "an item that is not compared stands before one of its group that is"
     return ""
