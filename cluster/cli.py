@@ -9,11 +9,12 @@ import json
 import sys
 import traceback
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from . import options
+from .depth_rule import DepthRequest, beyond, parse_cascade
 from .errors import ExitCode, JobError, UsageError
 from .generate_cli import add_commands as add_generate
 from .job_cli import epilog, run_on_pool
@@ -23,6 +24,10 @@ from .pool_cli import add_commands
 from .rolling import RollingPolicy
 from .settings import ErrorBudget, PoolRequest, ScoreSettings, parse_window
 from .whole_option import whole
+
+if TYPE_CHECKING:
+    from .pool_backend import ChosenModel
+    from .score import ScoreKind
 
 app = typer.Typer(
     add_completion=False,
@@ -36,7 +41,7 @@ add_commands(app)
 add_operations(app)
 add_generate(app)
 
-SCORE_EPILOG = epilog("What is done to text before it is scored:", POLICIES)
+SCORE_EPILOG = epilog("What is done to text, and how deep it goes:", POLICIES)
 
 
 def _show_version(wanted: bool) -> None:
@@ -63,6 +68,11 @@ def score(
     model: options.ModelFile = None,
     replicas: options.Replicas = None,
     depth: options.Depth = None,
+    cascade: options.Cascade = None,
+    margin: options.Margin = None,
+    exit_threshold: options.ExitThreshold = None,
+    min_depth: options.MinDepth = None,
+    agreement_rows: options.AgreementRows = 200,
     limit: options.Limit = None,
     resume: options.Resume = False,
     overwrite: options.Overwrite = False,
@@ -109,11 +119,20 @@ def score(
         pmi=pmi,
         token_logprobs=logprobs,
         rolling=RollingPolicy(stride, bos_every_window),
+        depths=DepthRequest(parse_cascade(cascade), margin, exit_threshold, min_depth, agreement_rows),
     )
     request = PoolRequest(model, replicas, max_seq_len, kv, threads, numeric, device, pool)
-    from .score import ScoreKind
 
-    raise typer.Exit(run_on_pool(settings, lambda _: ScoreKind(settings), request))
+    def kind_of(chosen: ChosenModel) -> ScoreKind:
+        from .score import ScoreKind
+
+        kind = ScoreKind.of_model(settings, chosen.descriptor)
+        if settings.depths.cascade is not None:
+            for warning in beyond(kind.effort, int(chosen.descriptor["loops"])):
+                typer.echo(f"warning: {warning}", err=True)
+        return kind
+
+    raise typer.Exit(run_on_pool(settings, kind_of, request))
 
 
 @app.command()

@@ -6,9 +6,10 @@ The job itself (job.py, running.py) owns windows, journal, order, budget, signal
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from .encoding import Encoder, EncodingPolicy
@@ -115,5 +116,20 @@ class Kind(Protocol):
     def error_line(self) -> Callable[[bytes], bytes] | None:
         """A failure's line as it is published; None: as it stands."""
 
+    def check(self, rows: Callable[[], Iterable[Row | RowFailure]]) -> None:
+        """Look at the rows, if need be, before anything is started or written. Raises UsageError."""
+
     def begin(self, backend: Backend) -> Work:
         """Work on an open pool."""
+
+    def conclude(
+        self,
+        backend: Backend,
+        results: Path,
+        rows: Callable[[], Iterable[Row | RowFailure]],
+        after_step: Callable[[], None],
+    ) -> dict[str, Any]:
+        """What summary.json says beside, once the results are published.
+
+        after_step: to be called while work is waited for; what it raises ends the job.
+        """

@@ -4,7 +4,7 @@ Pure.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -60,6 +60,11 @@ class Ledger:
         candidates = np.arange(len(entry.items), dtype=np.int32) if among is None else among
         return candidates[~entry.done[candidates]]
 
+    def missing_of(self, delivery: Delivery) -> Int32Array:
+        """int32 indices of the items of a delivery, which names what was placed, that have not come back."""
+        entry = self._open.get(delivery.window)
+        return self.missing(delivery.window, entry.items.of_units(delivery.items) if entry else None)
+
     def accept(self, delivery: Delivery, message: bytes) -> list[Scored | Failed]:
         """Scores of one command, less what has come back before. Raises WireError for other bytes."""
         result = decode_result(message)
@@ -72,8 +77,8 @@ class Ledger:
             self._mark(delivery.window, scored.items)
             offsets = self._open[delivery.window].items.offsets
             self.total_rows += int((offsets[scored.items + 1] - offsets[scored.items] - 1).sum())
-            parts = (scored.items, scored.logprobs, scored.greedy, scored.offsets)
-            collected.append(Scored(delivery.window, *parts))
+            parts = (scored.items, scored.logprobs, scored.greedy, scored.offsets, scored.depths)
+            collected.append(Scored(delivery.window, *parts, scored.row_loops, scored.full_row_loops))
         for failure in result.failures:
             one = np.array([failure.item], dtype=np.int32)
             if len(self.missing(delivery.window, one)):
@@ -117,4 +122,11 @@ def _only(result: Result, wanted: Int32Array) -> Result:
     lengths = np.diff(result.offsets)
     flat = np.repeat(keep, lengths)
     offsets = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths[keep], dtype=np.int64)])
-    return Result(result.items[keep], result.logprobs[flat], result.greedy[flat], offsets, result.failures)
+    return replace(
+        result,
+        items=result.items[keep],
+        logprobs=result.logprobs[flat],
+        greedy=result.greedy[flat],
+        offsets=offsets,
+        depths=None if result.depths is None else result.depths[keep],
+    )

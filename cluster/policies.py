@@ -44,7 +44,13 @@ POLICIES: dict[str, str] = {
     "invalid unicode": "lone surrogates are row errors, or U+FFFD with --invalid-unicode replace",
     "row ids": "custom_id, else id, else file, line and content; one that comes again is a row error",
     "equal requests": "computed once; each row has its own line",
-    "depth": "every row is run --depth loops, by default as many as the model was made for",
+    "depth": "loops run, those the model was made for unless --depth; more is allowed and warned of",
+    "cascade": "--cascade 2:4 runs all rows to 2 and only those to 4 whose margin is below --margin",
+    "margin": "best less second best summed log-probability of a row's choices, in nats; with --pmi too",
+    "exit gate": "--exit-threshold: a row stops when its gates let every scored token go so probably",
+    "depth of a row": "choices of a row, and what --pmi adds, go to one depth, with a plain run's scores",
+    "windows of a text": "go by their own gates: depth is the largest, depth_mean by scored tokens",
+    "agreement": "--agreement-rows are scored at full depth too, for summary.json alone",
     "determinism": "bits depend on row, model, depth and numerics alone; other processors may differ",
 }
 

@@ -16,7 +16,7 @@ from .errors import STATES, ErrorBudgetExceeded, ExitCode
 from .fingerprint import Fingerprint, fingerprint, refuse_differences
 from .finished import finished_summary
 from .folder import JobFolder, refuse_inputs
-from .inputs import InputFile, expand, scan
+from .inputs import InputFile, expand, read_rows, scan
 from .interrupts import Interrupts
 from .job import Job
 from .kinds import Backend, Kind, ModelChoice, OpenBackend
@@ -59,6 +59,7 @@ def run_job(
                 _refuse_errors(summary["errors"], settings.budget.allowed(total_rows(settings, files)))
                 folder.remove_work()
                 return summary
+        kind.check(lambda: read_rows(files, limit=settings.limit, parse=kind.parse))
         return _run(settings, kind, model, files, folder, old, open_backend, display, interrupts)
     finally:
         folder.close()
@@ -115,7 +116,13 @@ def _carry_out(
     job.run()
     elapsed_s = time.monotonic() - started_s
     tally = job.publish()
-    summary = _summary(tally, files, job, progress, backend.figures(), elapsed_s)
+    concluded = kind.conclude(
+        backend,
+        folder.output / "results.jsonl",
+        lambda: read_rows(files, limit=settings.limit, parse=kind.parse),
+        interrupts.check,
+    )
+    summary = _summary(tally, files, job, progress, backend.figures(), elapsed_s) | concluded
     folder.write_output(
         "run.json", {"fingerprint": current, "policies": in_force(kind.policies, current), **model.about}
     )

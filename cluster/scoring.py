@@ -8,8 +8,11 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from ..workers.effort import Effort
+from .depth_rule import refuse_ungated
 from .encoding import Encoder
 from .errors import RowError
 from .items import ScoringPool
@@ -35,6 +38,7 @@ class Scorer:
         self.options = options or TaskOptions()
         self._in_flight: dict[int, Window] = {}
         self.num_late = 0
+        self.row_loops = self.full_row_loops = 0  # of windows that were released, as of Window
 
     def plan(self, rows: Sequence[Row]) -> list[RowPlan | RowFailure]:
         """Encode rows; one plan or failure a row, in order."""
@@ -60,6 +64,8 @@ class Scorer:
     def release(self, window: Window) -> None:
         """Forget a window whose rows have all left."""
         self._in_flight.pop(window.number, None)
+        self.row_loops += window.row_loops
+        self.full_row_loops += window.full_row_loops
 
 
 def score_rows(
@@ -69,14 +75,20 @@ def score_rows(
     *,
     depth: int,
     options: TaskOptions | None = None,
+    cascade: Effort | None = None,
 ) -> list[RowResult | RowFailure]:
     """Score rows as they would stand in a JSONL file; one result or failure a row, in order.
 
-    Nothing else may use the pool meanwhile. Raises: what the pool raises.
+    cascade: the rule that decides how deep each row goes, in place of depth; .depth of a result says how
+    deep it went. Nothing else may use the pool meanwhile. Raises: what the pool raises; UsageError for a row
+    without choices where the rule has no exit_threshold.
     """
+    if cascade is not None:
+        options = replace(options or TaskOptions(), effort=cascade)
     scorer = Scorer(pool, encoder, depth, options)
     outcomes: dict[int, RowResult | RowFailure] = {}
     read = [_row(number, fields) for number, fields in enumerate(rows)]
+    refuse_ungated(read, scorer.options.effort)
     planned = iter(scorer.plan([row for row in read if isinstance(row, Row)]))
     plans: list[RowPlan] = []
     for row in read:

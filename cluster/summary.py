@@ -195,6 +195,27 @@ def _perplexity(logprob: float, count: int) -> float | None:
 
 
 @dataclass
+class DepthTally:
+    """How deep rows went. Those with nothing to score did not go anywhere."""
+
+    rows: int = 0
+    depth: float = 0.0
+    histogram: Counter[int] = field(default_factory=Counter)
+
+    def add(self, result: dict[str, Any]) -> None:
+        """Count one line of results.jsonl."""
+        if result["depth"]:
+            self.rows += 1
+            self.depth += result.get("depth_mean", result["depth"])
+            self.histogram[result["depth"]] += 1
+
+    def report(self) -> dict[str, Any]:
+        """Mean loops of a row, and rows by the most loops of any of their tokens."""
+        histogram = {str(depth): count for depth, count in sorted(self.histogram.items())}
+        return {"mean": self.depth / self.rows if self.rows else None, "rows_by_depth": histogram}
+
+
+@dataclass
 class Tally:
     """Everything counted from results.jsonl and errors.jsonl."""
 
@@ -202,6 +223,7 @@ class Tally:
     results: int = 0
     failures: Counter[str] = field(default_factory=Counter)
     groups: dict[tuple[str, str], Group] = field(default_factory=dict)
+    depths: DepthTally = field(default_factory=DepthTally)
 
     @classmethod
     def of_files(cls, output: Path) -> Tally:
@@ -227,6 +249,7 @@ class Tally:
                 {"file": file, "task": task, **group.report(task)}
                 for (file, task), group in self.groups.items()
             ],
+            **({"depth": self.depths.report()} if self.depths.rows else {}),
             "warnings": self._warnings(),
         }
 
@@ -235,6 +258,8 @@ class Tally:
             result = native_view(json.loads(line))
             self.ids.add(result["id"])
             self.results += 1
+            if result["task"] != "completion":
+                self.depths.add(result)
             key = result["file"], result["task"]
             if key not in self.groups:
                 self.groups[key] = CompletionTally() if result["task"] == "completion" else GroupTally()
