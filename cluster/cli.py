@@ -58,6 +58,7 @@ def common(
 def score(
     input: options.Input,
     output: options.Output,
+    input_format: options.InputFormat = None,
     model: options.ModelFile = None,
     replicas: options.Replicas = None,
     depth: options.Depth = None,
@@ -84,7 +85,7 @@ def score(
     stride: options.Stride = None,
     bos_every_window: options.BosEveryWindow = False,
 ) -> None:
-    """Log-likelihood, multiple choice and rolling perplexity of JSONL rows.
+    """Log-likelihood, multiple choice and rolling perplexity of rows.
 
     A row is one of: context + continuation; context + choices (+ gold); context_ids + continuation_ids; text.
     An optional prefix is put before context, id or custom_id names the row, other fields are carried through.
@@ -92,6 +93,7 @@ def score(
     settings = ScoreSettings(
         inputs=tuple(input),
         output=output,
+        input_format=input_format,
         work_dir=work_dir,
         resume=resume,
         overwrite=overwrite,

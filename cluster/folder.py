@@ -14,6 +14,7 @@ from .durable import disk_errors, write_durably
 from .errors import InfrastructureError, UsageError
 from .journal import JOURNAL_NAME
 from .results import PART_NAME
+from .sources.places import Place
 
 LOCK = "tinyloop.lock"
 # In the order of their removal: what says whose folder it is goes last, so that a removal that is cut short
@@ -30,15 +31,17 @@ class DamagedFileError(InfrastructureError):
     """A JSON file of a job cannot be read as what it should be."""
 
 
-def refuse_inputs(paths: Sequence[str], output: Path, work: Path | None) -> None:
+def refuse_inputs(places: Sequence[Place], output: Path, work: Path | None) -> None:
     """Look before anything is created. Raises: UsageError if an input is a file that the job would write."""
     names = {LOCK, *OUTPUT_FILES, *WORK_FILES}
     names |= {f"{name}.tmp" for name in names}
     own = {(folder / name).resolve() for folder in (output, work or output) for name in names}
-    for path in paths:
-        resolved = Path(path).resolve()
+    for place in places:
+        if place.root is not None:
+            continue
+        resolved = Path(place.path).resolve()
         if resolved in own or any(parent in own for parent in resolved.parents):
-            raise UsageError(f"input {path!r} is an output of this job: name another folder with -o")
+            raise UsageError(f"input {place.spelled!r} is an output of this job: name another folder with -o")
 
 
 class JobFolder:

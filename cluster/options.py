@@ -9,7 +9,13 @@ from typer import Option
 
 from .whole_option import whole
 
-Input = Annotated[list[str], Option("-i", "--input", help="JSONL file or glob; repeatable.")]
+Input = Annotated[
+    list[str], Option("-i", "--input", help="JSONL, CSV or Parquet: path, URL or glob; repeatable.")
+]
+InputFormat = Annotated[
+    Literal["jsonl", "csv", "parquet"] | None,
+    Option("--input-format", help="Of all inputs; default: by the ending of each name."),
+]
 Output = Annotated[Path, Option("-o", "--output", help="Folder of the results.")]
 ModelFile = Annotated[Path | None, Option("--model", help="Model file; default: the one that ships here.")]
 Replicas = Annotated[int | None, whole(1, 1024, help="Processes that hold the model; default: one.")]

@@ -88,7 +88,9 @@ class WindowReader:
         batch_rows = min(BATCH_ROWS, self._settings.max_window_rows or BATCH_ROWS)
         batch: list[Row | RowFailure] = []
         num_characters = 0
-        rows = read_rows(self._files, limit=self._settings.limit, parse=self._kind.parse)
+        rows = read_rows(
+            self._files, limit=self._settings.limit, parse=self._kind.parse, columns=self._kind.columns
+        )
         for row in rows:
             self.ids.add(row.id)
             if row.number < self._first_row:

@@ -41,13 +41,13 @@ def run_job(
     """
     interrupts = Interrupts()
     interrupts.install()
-    paths = expand(settings.inputs)
-    refuse_inputs(paths, settings.output, settings.work_dir)
+    places = expand(settings.inputs)
+    refuse_inputs(places, settings.output, settings.work_dir)
     folder = JobFolder.open(
         settings.output, settings.work_dir, resume=settings.resume, overwrite=settings.overwrite
     )
     try:
-        files = scan(paths)
+        files = scan(places, settings.input_format)
         expected = _fingerprint(settings, kind, model.policy, files, model.identity)
         old = None if settings.overwrite else folder.read_fingerprint()
         if old is not None:

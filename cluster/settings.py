@@ -9,6 +9,7 @@ from typing import Any, Literal
 from .encoding import EmptyContinuation
 from .errors import UsageError
 from .rolling import RollingPolicy
+from .sources.formats import Format
 from .tasks import TaskOptions
 
 FIRST_WINDOW_ROWS = 2_048
@@ -71,6 +72,7 @@ class JobSettings:
 
     inputs: tuple[str, ...]
     output: Path
+    input_format: Format | None = None
     work_dir: Path | None = None
     resume: bool = False
     overwrite: bool = False
