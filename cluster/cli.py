@@ -16,11 +16,11 @@ import typer
 from . import options
 from .encoding import POLICIES
 from .errors import ExitCode, JobError, UsageError
-from .job_cli import epilog, run_on_pool
+from .job_cli import epilog, output_of, run_on_pool
 from .operations_cli import add_commands as add_operations
 from .pool_cli import add_commands
 from .rolling import RollingPolicy
-from .settings import ErrorBudget, PoolRequest, ScoreSettings, parse_window
+from .settings import ErrorBudget, PoolRequest, ScoreSettings, parse_retry, parse_window
 from .whole_option import whole
 
 app = typer.Typer(
@@ -59,12 +59,14 @@ def score(
     input: options.Input,
     output: options.Output,
     input_format: options.InputFormat = None,
+    output_format: options.OutputFormat = "jsonl",
     model: options.ModelFile = None,
     replicas: options.Replicas = None,
     depth: options.Depth = None,
     limit: options.Limit = None,
     resume: options.Resume = False,
     overwrite: options.Overwrite = False,
+    retry_errors: options.RetryErrors = None,
     max_errors: options.MaxErrors = None,
     fail_fast: options.FailFast = False,
     max_seq_len: options.MaxSeqLen = None,
@@ -92,11 +94,12 @@ def score(
     """
     settings = ScoreSettings(
         inputs=tuple(input),
-        output=output,
+        **output_of(output, work_dir),
         input_format=input_format,
-        work_dir=work_dir,
-        resume=resume,
+        output_format=output_format,
+        resume=resume or retry_errors is not None,
         overwrite=overwrite,
+        retry=parse_retry(retry_errors),
         limit=limit,
         budget=ErrorBudget.parse(max_errors, fail_fast=fail_fast),
         max_window_rows=parse_window(window),

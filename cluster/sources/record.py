@@ -36,6 +36,20 @@ class InputFile:
     notes: tuple[str, ...] = ()
     block_digests: bytes = b""
 
+    @property
+    def about(self) -> dict[str, Any]:
+        """What run.json says of it."""
+        return {
+            "input": self.place.spelled,
+            "label": self.label,
+            "format": self.kind.format,
+            "size_bytes": self.size_bytes,
+            "sha256": self.sha256,
+            "rows": self.num_rows,
+            "blank_lines": self.num_blank,
+            "notes": list(self.notes),
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class Record:
