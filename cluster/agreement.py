@@ -10,7 +10,6 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from .errors import InfrastructureError
@@ -22,28 +21,27 @@ from .tasks import ChoicesResult, RowResult, TextResult
 COLLECT_TIMEOUT_S = 0.2
 
 
-def sampled(results: Path, count: int) -> dict[str, dict[str, Any]]:
+def sampled(results: Iterable[bytes], count: int) -> dict[str, dict[str, Any]]:
     """The results of `count` rows, by id; of all if there are fewer. Memory: those results."""
     kept: list[tuple[int, int, dict[str, Any]]] = []
-    with results.open("rb") as file:
-        for number, line in enumerate(file):
-            result = json.loads(line)
-            entry = (-id_code(result["id"]), -number, result)
-            if len(kept) < count:
-                heapq.heappush(kept, entry)
-            elif count and entry > kept[0]:
-                heapq.heapreplace(kept, entry)
+    for number, line in enumerate(results):
+        result = json.loads(line)
+        entry = (-id_code(result["id"]), -number, result)
+        if len(kept) < count:
+            heapq.heappush(kept, entry)
+        elif count and entry > kept[0]:
+            heapq.heapreplace(kept, entry)
     return {result["id"]: result for _, _, result in kept}
 
 
 def measure(
     scorer: Scorer,
-    results: Path,
+    results: Iterable[bytes],
     rows: Iterable[Row | RowFailure],
     count: int,
     after_step: Callable[[], None],
 ) -> dict[str, Any]:
-    """Score the sampled rows with `scorer`, which has the full depth, and compare.
+    """Score rows sampled from lines of results with `scorer`, which has the full depth, and compare.
 
     after_step: called while it waits; what it raises ends it. Raises: InfrastructureError, and what the pool
     raises.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from .chat_template import ChatTemplateError
@@ -132,7 +131,7 @@ class GenerateKind:
     def conclude(
         self,
         backend: Backend,
-        results: Path,
+        results: Iterable[bytes],
         rows: Callable[[], Iterable[Row | RowFailure]],
         after_step: Callable[[], None],
     ) -> dict[str, Any]:

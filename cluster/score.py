@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from ..workers.effort import Effort
@@ -19,6 +18,7 @@ from .rows import Choices, Fields, Row, RowFailure, Task, Text, TokenContinuatio
 from .running import run_job
 from .scoring import Scorer
 from .settings import ScoreSettings
+from .sources.table import SCORE_COLUMNS, Columns
 from .tasks import TaskOptions
 from .window import Window
 
@@ -42,6 +42,10 @@ class ScoreKind:
     @property
     def options(self) -> TaskOptions:
         return replace(self.settings.task_options, effort=self.effort)
+
+    @property
+    def columns(self) -> Columns:
+        return SCORE_COLUMNS
 
     def parse(self, fields: Fields) -> tuple[Task, Fields]:
         return parse_task(fields, replace_surrogates=self.settings.replace_surrogates)
@@ -70,7 +74,7 @@ class ScoreKind:
     def conclude(
         self,
         backend: Backend,
-        results: Path,
+        results: Iterable[bytes],
         rows: Callable[[], Iterable[Row | RowFailure]],
         after_step: Callable[[], None],
     ) -> dict[str, Any]:
