@@ -19,6 +19,7 @@ from .errors import ExitCode, JobError, UsageError
 from .job_cli import epilog, run_on_pool
 from .operations_cli import add_commands as add_operations
 from .pool_cli import add_commands
+from .report_cli import add_commands as add_reports
 from .rolling import RollingPolicy
 from .settings import ErrorBudget, PoolRequest, ScoreSettings, parse_window
 from .whole_option import whole
@@ -33,6 +34,7 @@ app = typer.Typer(
 
 add_commands(app)
 add_operations(app)
+add_reports(app)
 
 SCORE_EPILOG = epilog("What is done to text before it is scored:", POLICIES)
 

@@ -18,7 +18,15 @@ from .results import PART_NAME
 LOCK = "tinyloop.lock"
 # In the order of their removal: what says whose folder it is goes last, so that a removal that is cut short
 # leaves either the old job or nothing of one.
-OUTPUT_FILES = ("summary.json", "progress.json", "results.jsonl", "errors.jsonl", "run.json")
+OUTPUT_FILES = (
+    "summary.json",
+    "report.html",
+    "progress.json",
+    "timeline.json",
+    "results.jsonl",
+    "errors.jsonl",
+    "run.json",
+)
 WORK_FOLDERS = {"parts": PART_NAME, "journal": JOURNAL_NAME}
 FINGERPRINT, WORK_PLACE = "fingerprint.json", "work.json"
 WORK_FILES = (*WORK_FOLDERS, FINGERPRINT, WORK_PLACE)
@@ -109,6 +117,13 @@ class JobFolder:
     def read_summary(self) -> dict[str, Any] | None:
         """The summary that lies in the folder, None if there is none. Raises: DamagedFileError."""
         return _read_json(self.output / "summary.json")
+
+    def read_timeline(self) -> dict[str, Any] | None:
+        """What earlier runs noted for the report; None if there is nothing, or nothing that can be read."""
+        try:
+            return _read_json(self.output / "timeline.json")
+        except DamagedFileError:
+            return None
 
     def write_fingerprint(self, fingerprint: dict[str, Any]) -> None:
         """Say whose folder this is, and where its work lies, before anything else is written."""

@@ -22,8 +22,11 @@ from .job import Job
 from .kinds import Backend, Kind, ModelChoice, OpenBackend
 from .planning import total_rows
 from .progress import Display, PoolFigures, Progress, counted
+from .progress_file import own_process, progress_content
+from .report.writing import write_report
 from .settings import JobSettings
 from .summary import Tally
+from .timeline import Timeline
 
 
 def run_job(
@@ -83,12 +86,7 @@ def _run(
             folder.clear()
         folder.write_fingerprint(current)
         folder.forget_summary()
-        progress = Progress(
-            total_rows(settings, files),
-            display,
-            lambda content: folder.write_output("progress.json", content),
-            backend.figures,
-        )
+        progress = _progress(total_rows(settings, files), model, folder, backend, display)
         try:
             return _carry_out(settings, kind, model, files, folder, current, backend, progress, interrupts)
         except Exception as error:
@@ -96,6 +94,22 @@ def _run(
             raise
         finally:
             progress.close()
+
+
+def _progress(
+    rows_total: int, model: ModelChoice, folder: JobFolder, backend: Backend, display: Display
+) -> Progress:
+    process = own_process()
+    return Progress(
+        rows_total,
+        display,
+        lambda snapshot: folder.write_output(
+            "progress.json", progress_content(snapshot, time.time(), process)
+        ),
+        backend.figures,
+        timeline=Timeline(command=model.about.get("command", ()), earlier=folder.read_timeline()),
+        write_timeline=lambda content: folder.write_output("timeline.json", content),
+    )
 
 
 def _carry_out(
@@ -117,6 +131,7 @@ def _carry_out(
     summary = _summary(tally, files, job, progress, backend.figures(), elapsed_s)
     folder.write_output("run.json", {"fingerprint": current, "policies": dict(kind.policies), **model.about})
     progress.tell("complete", force=True)
+    write_report(folder.output, summary)
     folder.write_output("summary.json", summary)
     folder.remove_work()
     return summary
@@ -183,6 +198,7 @@ def _write_stopped(folder: JobFolder, progress: Progress, error: Exception) -> N
     }
     # The error that ended the job is the news: nothing here may take its place.
     with suppress(Exception):
-        folder.write_output("summary.json", summary)
-    with suppress(Exception):
         progress.tell(state, force=True)
+    write_report(folder.output, summary)
+    with suppress(Exception):
+        folder.write_output("summary.json", summary)

@@ -216,13 +216,16 @@ class Tally:
 
     def _add_results(self, lines: Iterable[bytes]) -> None:
         for line in lines:
-            result = json.loads(line)
-            self.ids.add(result["id"])
-            self.results += 1
-            key = result["file"], result["task"]
-            if key not in self.groups:
-                self.groups[key] = GroupTally()
-            self.groups[key].add(result)
+            self.add(json.loads(line))
+
+    def add(self, result: dict[str, Any]) -> None:
+        """Count one line of results.jsonl."""
+        self.ids.add(result["id"])
+        self.results += 1
+        key = result["file"], result["task"]
+        if key not in self.groups:
+            self.groups[key] = GroupTally()
+        self.groups[key].add(result)
 
     def _warnings(self) -> list[str]:
         totals: Counter[str] = Counter()
