@@ -29,7 +29,13 @@ def grid(*figures: Markup) -> Markup:
 
 def table(headings: list[str], rows: list[list[str]], *, numbers: frozenset[int] = frozenset()) -> Markup:
     """A table that becomes a list of cards on a narrow screen. numbers: columns that are set to the right."""
-    head = tag("tr", *(tag("th", heading, scope="col") for heading in headings))
+    head = tag(
+        "tr",
+        *(
+            tag("th", heading, scope="col", class_="num" if k in numbers else None)
+            for k, heading in enumerate(headings)
+        ),
+    )
     body = [
         tag(
             "tr",

@@ -13,12 +13,19 @@ from .scale import duration, percent, short
 from .survey import Survey
 
 METRIC_NAMES = {
-    "acc": "accuracy",
-    "acc_norm": "per character",
-    "acc_bytes": "per byte",
-    "acc_token": "per token",
-    "acc_pmi": "PMI",
+    "acc": "acc: whole choice",
+    "acc_norm": "acc_norm: per character",
+    "acc_bytes": "acc_bytes: per byte",
+    "acc_token": "acc_token: per token",
+    "acc_pmi": "acc_pmi: against no context",
 }
+ACCURACY = (
+    "Accuracy: how often the best choice is the gold one. acc takes ln p of the whole choice; the others "
+    "divide it by "
+    "the length first, or compare it with ln p without context, so that long or common choices have no "
+    "unfair part. "
+    "± is 95 % of chance over which rows were drawn: differences within it are noise."
+)
 STATE_WORDS = {
     "complete": "complete",
     "running": "running",
@@ -132,9 +139,10 @@ def groups(summary: Mapping[str, Any], survey: Survey, *, so_far: str) -> Markup
     known = [entry for entry in entries if isinstance(entry, Mapping)] if isinstance(entries, list) else []
     if not known:
         return tag("p", "No row has a result yet, so there are no numbers.", class_="empty")
-    cards = [_group(entry, survey) for entry in known]
     note = [tag("p", so_far, class_="empty")] if so_far else []
-    return tag("div", *note, *cards)
+    has_accuracy = any(number(entry.get("acc")) is not None for entry in known)
+    below = [tag("p", ACCURACY, class_="note")] if has_accuracy else []
+    return tag("div", *note, *(_group(entry, survey) for entry in known), *below)
 
 
 def _group(entry: Mapping[str, Any], survey: Survey) -> Markup:
@@ -163,16 +171,8 @@ def _choices(entry: Mapping[str, Any], survey: Survey) -> tuple[list[tuple[str, 
             ("rows ranked", f"{_whole(entry.get('rows')) or 0:,}")
         ], "No row has a gold answer to compare with."
     guessing = survey.guessing.get((str(entry.get("file", "")), "choices"))
-    chance = ""
-    if guessing is not None:
-        chance = f" Guessing would give {percent(guessing.chance / guessing.rows)}."
-    return shown, (
-        f"Share of {_rows(with_gold)} with gold in which the best choice is the right one; ± is 95 % of "
-        f"chance over "
-        "which rows were drawn. accuracy compares whole choices; the others divide ln p by the length "
-        "first, so that "
-        f"long choices are not at a disadvantage.{chance}"
-    )
+    chance = "" if guessing is None else f" Guessing would give {percent(guessing.chance / guessing.rows)}."
+    return shown, f"Of {_rows(with_gold)} with gold.{chance}"
 
 
 def _others(entry: Mapping[str, Any], task: str) -> tuple[list[tuple[str, str]], str]:

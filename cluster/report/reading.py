@@ -78,9 +78,11 @@ def work_of(folder: Path) -> Path:
     return Path(named) if isinstance(named, str) else folder
 
 
-def result_lines(folder: Path, *, quick: bool = False) -> Lines:
-    """Lines of scored rows: results.jsonl of a finished job, else parts and journal as they are now."""
-    limit = QUICK_BYTES if quick else FULL_BYTES
+def result_lines(folder: Path, limit: int = FULL_BYTES) -> Lines:
+    """Lines of scored rows: results.jsonl of a finished job, else parts and journal as they are now.
+
+    limit: beyond so many bytes evenly spaced blocks of about so many are read.
+    """
     finished = folder / "results.jsonl"
     if finished.is_file():
         return _of_files("results.jsonl", [finished], limit)
@@ -90,9 +92,8 @@ def result_lines(folder: Path, *, quick: bool = False) -> Lines:
     return lines
 
 
-def failure_lines(folder: Path, *, quick: bool = False) -> Iterator[bytes]:
-    """Lines of failed rows from the start of the input, at most as many bytes as are read of results."""
-    limit = QUICK_BYTES if quick else FULL_BYTES
+def failure_lines(folder: Path, limit: int = FULL_BYTES) -> Iterator[bytes]:
+    """Lines of failed rows from the start of the input, at most so many bytes of lines."""
     finished = folder / "errors.jsonl"
     if finished.is_file():
         yield from _whole([finished], limit)

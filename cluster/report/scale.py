@@ -86,8 +86,8 @@ def percent(share: float, digits: int = 1) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds in the two units that matter: 0.4 s, 34 s, 5 min 7 s, 2 h 10 min, 3 d 4 h."""
-    if seconds < 9.95:
+    """Seconds in the two units that matter: 0 s, 0.4 s, 34 s, 5 min 7 s, 2 h 10 min, 3 d 4 h."""
+    if 0 < seconds < 9.95:
         return f"{seconds:.1f} s"
     whole = round(seconds)
     units = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))

@@ -204,7 +204,7 @@ def _memory_row(lane: Lane) -> Markup:
 
 
 def _time_axis(story: Story) -> Axis:
-    return Axis(story.times[0], max(story.times[-1], story.times[0] + 0.1), duration)
+    return Axis(0.0, max(story.times[-1], 0.1), duration)
 
 
 def _resumes(story: Story) -> list[tuple[float, str]]:

@@ -10,7 +10,7 @@ from typing import Any
 from ..durable import write_durably
 from ..summary import Tally
 from .page import Facts, job_page
-from .reading import JobFiles, Lines, failure_lines, read_folder, result_lines
+from .reading import FULL_BYTES, QUICK_BYTES, JobFiles, Lines, failure_lines, read_folder, result_lines
 from .story import read_story
 from .survey import Survey, survey_failures
 
@@ -41,7 +41,8 @@ def make_report(folder: Path, *, summary: dict[str, Any] | None = None, quick: b
     files = read_folder(folder)
     if summary is not None:
         files.summary = summary
-    lines = result_lines(folder, quick=quick)
+    limit = QUICK_BYTES if quick else FULL_BYTES
+    lines = result_lines(folder, limit)
     is_final = files.summary.get("state") == "complete"
     survey, groups = _survey(lines, tally=not is_final)
     story, no_story = read_story(files.timeline)
@@ -53,7 +54,7 @@ def make_report(folder: Path, *, summary: dict[str, Any] | None = None, quick: b
             run=files.run,
             fingerprint=files.fingerprint,
             survey=survey,
-            failures=survey_failures(failure_lines(folder, quick=quick)),
+            failures=survey_failures(failure_lines(folder, limit)),
             story=story,
             no_story=no_story,
             made_unix_s=time.time(),
