@@ -21,6 +21,7 @@ from .job_cli import epilog, output_of, run_on_pool
 from .operations_cli import add_commands as add_operations
 from .policies import POLICIES
 from .pool_cli import add_commands
+from .report_cli import add_commands as add_reports
 from .rolling import RollingPolicy
 from .settings import ErrorBudget, PoolRequest, ScoreSettings, parse_retry, parse_window
 from .whole_option import whole
@@ -40,6 +41,7 @@ app = typer.Typer(
 add_commands(app)
 add_operations(app)
 add_generate(app)
+add_reports(app)
 
 SCORE_EPILOG = epilog("What is done to text, and how deep it goes:", POLICIES)
 

@@ -25,13 +25,14 @@ class Ledger:
     """Conserves items: submitted = returned + missing, and no item is returned twice.
 
     computed_rows: what replicas computed for what came back; total_rows: the same if nothing were shared;
-    ideal_rows: the same if each shared prefix of a window were computed once.
+    sent_rows: total_rows of all that was submitted; ideal_rows: of that too, if each shared prefix of a
+    window were computed once.
     """
 
     def __init__(self) -> None:
         self._open: dict[int, _Open] = {}
         self.known: set[int] = set()
-        self.computed_rows = self.total_rows = self.ideal_rows = 0
+        self.computed_rows = self.total_rows = self.sent_rows = self.ideal_rows = 0
 
     @property
     def windows_in_flight(self) -> int:
@@ -42,6 +43,7 @@ class Ledger:
         """A window is submitted. One without items is finished at once."""
         self.known.add(window)
         if len(items):
+            self.sent_rows += len(items.token_ids) - len(items)
             self._open[window] = _Open(items, np.zeros(len(items), dtype=np.bool_), len(items))
 
     def items(self, window: int) -> Items:

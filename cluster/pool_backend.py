@@ -26,13 +26,14 @@ from .generate_items import Prompt
 from .generate_ledger import Event
 from .items import Failed, Items, Scored
 from .kinds import Backend, BatchPool, ModelChoice
+from .lanes import ReplicaMoment
 from .progress import PoolFigures
 from .prompt_streams import PromptStream
 from .settings import JobSettings, PoolRequest
 
 if TYPE_CHECKING:
     from .pool import ReplicaPool
-    from .pool_status import PoolStatus
+    from .pool_status import PoolStatus, ReplicaStatus
 
 # How a replica says that the engine refused the model file or an option, and not that a machine failed.
 LOAD_ERROR = "phase load: LoadError"
@@ -280,14 +281,15 @@ class FigureSource:
 
 
 def _figures(status: PoolStatus) -> PoolFigures:
-    total = status.tokens_total
+    total, sent = status.tokens_total, status.tokens_sent
     return PoolFigures(
         replicas=len(status.replicas),
         replicas_alive=status.alive,
         hit_rate=status.hit_rate if total else None,
-        ideal_hit_rate=(total - status.tokens_ideal) / total if total else None,
+        ideal_hit_rate=(sent - status.tokens_ideal) / sent if sent else None,
         detail={
             "tokens_total": total,
+            "tokens_sent": sent,
             "tokens_computed": status.tokens_computed,
             "tokens_ideal": status.tokens_ideal,
             "replica_deaths": status.deaths,
@@ -298,4 +300,20 @@ def _figures(status: PoolStatus) -> PoolFigures:
             "evictions": status.evictions,
             "router_cpu_s": round(status.router_cpu_s, 3),
         },
+        moments=tuple(_moment(replica) for replica in status.replicas),
+    )
+
+
+def _moment(replica: ReplicaStatus) -> ReplicaMoment:
+    return ReplicaMoment(
+        slot=replica.slot,
+        generation=replica.generation,
+        state=replica.verdict,
+        host=replica.host,
+        busy_s=replica.busy_s,
+        in_flight=replica.in_flight,
+        prefix_bytes=replica.prefix_bytes,
+        prefix_budget_bytes=replica.prefix_budget_bytes,
+        memory_bytes=replica.memory_bytes,
+        trouble=replica.trouble,
     )

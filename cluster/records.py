@@ -63,6 +63,12 @@ def failure_line(failure: RowFailure) -> bytes:
     )
 
 
+def id_of(line: bytes) -> str:
+    """The id in a line of results.jsonl or errors.jsonl."""
+    row_id: str = json.loads(line)["id"]
+    return row_id
+
+
 def _pair_fields(encoded: Encoded, score: ItemScore, token_logprobs: bool) -> dict[str, Any]:
     fields = _number("logprob", score.logprob)
     fields |= {

@@ -259,15 +259,18 @@ class Tally:
 
     def _add_results(self, lines: Iterable[bytes]) -> None:
         for line in lines:
-            result = native_view(json.loads(line))
-            self.ids.add(result["id"])
-            self.results += 1
-            if result["task"] != "completion":
-                self.depths.add(result)
-            key = result["file"], result["task"]
-            if key not in self.groups:
-                self.groups[key] = CompletionTally() if result["task"] == "completion" else GroupTally()
-            self.groups[key].add(result)
+            self.add(native_view(json.loads(line)))
+
+    def add(self, result: dict[str, Any]) -> None:
+        """Count one line of results, as a native one."""
+        self.ids.add(result["id"])
+        self.results += 1
+        if result["task"] != "completion":
+            self.depths.add(result)
+        key = result["file"], result["task"]
+        if key not in self.groups:
+            self.groups[key] = CompletionTally() if result["task"] == "completion" else GroupTally()
+        self.groups[key].add(result)
 
     def _warnings(self) -> list[str]:
         totals: Counter[str] = Counter()
