@@ -21,6 +21,7 @@ from .operations_cli import add_commands as add_operations
 from .pool_cli import add_commands
 from .rolling import RollingPolicy
 from .settings import ErrorBudget, PoolRequest, ScoreSettings, parse_window
+from .submit_cli import add_commands as add_submit
 from .whole_option import whole
 
 app = typer.Typer(
@@ -33,6 +34,7 @@ app = typer.Typer(
 
 add_commands(app)
 add_operations(app)
+add_submit(app)
 
 SCORE_EPILOG = epilog("What is done to text before it is scored:", POLICIES)
 
