@@ -1,4 +1,4 @@
-"""The parent of a score job's process: it outlives whatever ends that, and gives every end a known exit code.
+"""The parent of a job's process: it outlives whatever ends that, and gives every end a known exit code.
 
 Ray ends its driver with exit code 1 when a process of Ray's own dies. The parent makes that an infrastructure
 failure, completes the summary, and ends whatever the job's process started and left behind.
@@ -30,8 +30,8 @@ _to_parent: int | None = None
 
 
 def main() -> None:
-    """The command line: a score job under a parent of its own, everything else in this process."""
-    if sys.argv[1:2] == ["score"]:
+    """The command line: a job under a parent of its own, everything else in this process."""
+    if sys.argv[1:2] in (["score"], ["generate"]):
         sys.exit(Guardian().run())
     from .cli import main as run_command
 

@@ -29,6 +29,8 @@ def head() -> Iterator[RayHead]:
         made = head.run(["tinyloop", "up", str(config), "--name", POOL, "--address", head.address])
         assert made.returncode == 0, made.stdout
         yield head
+        # A node that is told to end waits for whatever still runs on it.
+        head.run(["tinyloop", "down", POOL, "--address", head.address])
 
 
 def rows(count: int) -> str:
