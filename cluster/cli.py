@@ -24,6 +24,7 @@ from .pool_cli import add_commands
 from .report_cli import add_commands as add_reports
 from .rolling import RollingPolicy
 from .settings import ErrorBudget, PoolRequest, ScoreSettings, parse_retry, parse_window
+from .submit_cli import add_commands as add_submit
 from .whole_option import whole
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ app = typer.Typer(
 
 add_commands(app)
 add_operations(app)
+add_submit(app)
 add_generate(app)
 add_reports(app)
 
