@@ -1,0 +1,77 @@
+"""Rows as Python programs hold them: mappings, a pandas DataFrame, a pyarrow Table. Neither is needed here.
+
+A table has every column in every row, so a null in it is a field that the row does not have.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
+
+from .errors import UsageError
+
+if TYPE_CHECKING:
+    import pandas
+    import pyarrow
+
+# What a row's meaning hangs on; other columns of a table are not looked at.
+FIELDS = (
+    "custom_id",
+    "id",
+    "prefix",
+    "context",
+    "continuation",
+    "choices",
+    "gold",
+    "context_ids",
+    "continuation_ids",
+    "text",
+)
+
+RowSource: TypeAlias = "Iterable[Mapping[str, Any]] | pandas.DataFrame | pyarrow.Table | pyarrow.RecordBatch"
+
+
+def mappings_of(rows: RowSource) -> Iterator[Mapping[str, Any]]:
+    """One mapping a row, made as they are asked for. Raises: UsageError for a table that cannot be read."""
+    if (pandas := sys.modules.get("pandas")) is not None and isinstance(rows, pandas.DataFrame):
+        rows = _of_frame(rows)
+    if (pyarrow := sys.modules.get("pyarrow")) is not None:
+        if isinstance(rows, pyarrow.RecordBatch):
+            rows = pyarrow.Table.from_batches([rows])
+        if isinstance(rows, pyarrow.Table):
+            return _of_table(rows)
+    if isinstance(rows, Mapping | str | bytes):
+        raise UsageError(f"rows are one {type(rows).__name__}: give a list of mappings, or a table")
+    return iter(cast("Iterable[Mapping[str, Any]]", rows))
+
+
+def _of_frame(frame: pandas.DataFrame) -> pyarrow.Table:
+    import pyarrow
+
+    chosen = frame[[name for name in FIELDS if name in frame.columns]]
+    if "gold" in chosen and chosen["gold"].dtype.kind == "f":
+        # What pandas makes of whole numbers as soon as one is missing.
+        whole = chosen["gold"].dropna()
+        if (whole == whole.round()).all():
+            chosen = chosen.assign(gold=chosen["gold"].astype("Int64"))
+    try:
+        return pyarrow.Table.from_pandas(chosen, preserve_index=False)
+    except (pyarrow.ArrowException, TypeError) as error:
+        raise UsageError(
+            f"cannot read the DataFrame: {error}: give every column one type, or a list of mappings"
+        ) from error
+
+
+def _of_table(table: pyarrow.Table) -> Iterator[Mapping[str, Any]]:
+    chosen = table.select([name for name in FIELDS if name in table.column_names])
+    if not chosen.column_names:
+        raise UsageError(
+            f"no column of {', '.join(map(str, table.column_names)) or 'an empty table'} is a field of a row: "
+            f"name them {', '.join(FIELDS)}"
+        )
+    return (
+        {name: value for name, value in row.items() if value is not None}
+        for batch in chosen.to_batches(max_chunksize=1024)
+        for row in batch.to_pylist()
+    )

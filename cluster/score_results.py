@@ -1,0 +1,144 @@
+"""Scored rows as one sequence, and as a table of pandas or Arrow.
+
+The table's columns are the fields of results.jsonl and errors.jsonl, whatever kinds of rows were scored;
+a field that a row does not have is null.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, overload
+
+from .errors import RowError
+from .rows import TASK_NAMES, RowFailure
+from .tasks import ChoiceResult, ChoicesResult, PairResult, RowResult, TextResult
+
+if TYPE_CHECKING:
+    import pandas
+    import pyarrow
+
+METRICS = ("acc", "acc_norm", "acc_bytes", "acc_token", "acc_pmi")
+
+
+class ScoreResults(Sequence["RowResult | RowFailure"]):
+    """One outcome a row, in the order of the rows. depth: loops that they were scored at."""
+
+    def __init__(self, outcomes: Iterable[RowResult | RowFailure], depth: int, index: Any = None) -> None:
+        """index: of the DataFrame that the rows came in."""
+        self._outcomes = list(outcomes)
+        self._index = index
+        self.depth = depth
+
+    @overload
+    def __getitem__(self, key: int) -> RowResult | RowFailure: ...
+    @overload
+    def __getitem__(self, key: slice) -> list[RowResult | RowFailure]: ...
+    def __getitem__(self, key: int | slice) -> RowResult | RowFailure | list[RowResult | RowFailure]:
+        return self._outcomes[key]
+
+    def __len__(self) -> int:
+        return len(self._outcomes)
+
+    def __iter__(self) -> Iterator[RowResult | RowFailure]:
+        return iter(self._outcomes)
+
+    @property
+    def failures(self) -> list[RowFailure]:
+        """Rows that were not scored, each with a class and a reason."""
+        return [outcome for outcome in self._outcomes if isinstance(outcome, RowFailure)]
+
+    def raise_failures(self) -> None:
+        """Raises: RowError, the first failure's, if any row was not scored."""
+        failures = self.failures
+        if failures:
+            first = failures[0]
+            message = f"{len(failures)} of {len(self)} rows were not scored; row {first.id}: {first.message}"
+            raise RowError(first.error_class, message, first.attempts)
+
+    def to_arrow(self) -> pyarrow.Table:
+        """One row an outcome; columns are those of `result_schema`. Needs pyarrow."""
+        return result_table(self._outcomes, self.depth)
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """The same as a DataFrame, with the index of the DataFrame that the rows came in. Needs pandas."""
+        frame = self.to_arrow().to_pandas()
+        return frame if self._index is None else frame.set_axis(self._index, axis=0)
+
+
+def result_schema() -> pyarrow.Schema:
+    """The columns of a table of results.
+
+    error_class, error: why a row was not scored; all others are null then but id. logprob: of a continuation or
+    a whole text; -inf is a true zero probability. pred: index of the best choice by each measure.
+    """
+    import pyarrow as pa
+
+    scored = {
+        "logprob": pa.float64(),
+        "is_greedy": pa.bool_(),
+        "n_context": pa.int32(),
+        "n_continuation": pa.int32(),
+        "n_truncated": pa.int32(),
+        "boundary": pa.string(),
+        "token_logprobs": pa.list_(pa.float32()),
+    }
+    choice = scored | {
+        "n_characters": pa.int32(),
+        "n_bytes": pa.int32(),
+        "logprob_per_character": pa.float64(),
+        "logprob_per_byte": pa.float64(),
+        "logprob_per_token": pa.float64(),
+        "logprob_unconditional": pa.float64(),
+        "pmi": pa.float64(),
+    }
+    by_metric = pa.struct({name: pa.int32() for name in METRICS})
+    columns = {"id": pa.string(), "error_class": pa.string(), "error": pa.string(), "task": pa.string()}
+    columns |= {"depth": pa.int32(), **scored}
+    columns |= {"pred": by_metric, "gold": pa.int32(), "tie": pa.bool_()}
+    columns |= {"choices": pa.list_(pa.struct(choice))}
+    columns |= {name: pa.int64() for name in ("n_tokens", "n_bytes", "n_words", "n_windows")}
+    return pa.schema(columns)
+
+
+def result_table(outcomes: Iterable[RowResult | RowFailure], depth: int) -> pyarrow.Table:
+    """Outcomes as a table of `result_schema`."""
+    import pyarrow as pa
+
+    return pa.Table.from_pylist([_fields(outcome, depth) for outcome in outcomes], schema=result_schema())
+
+
+def _fields(outcome: RowResult | RowFailure, depth: int) -> dict[str, Any]:
+    if isinstance(outcome, RowFailure):
+        return {"id": outcome.id, "error_class": outcome.error_class, "error": outcome.message}
+    fields: dict[str, Any] = {"id": outcome.row.id, "task": TASK_NAMES[type(outcome.row.task)], "depth": depth}
+    if isinstance(outcome, PairResult):
+        return fields | _scored(outcome)
+    if isinstance(outcome, TextResult):
+        names = ("logprob", "n_tokens", "n_bytes", "n_words", "n_windows")
+        fields |= {name: getattr(outcome, name) for name in names}
+        return fields | {"token_logprobs": outcome.token_logprobs or None}
+    return fields | _ranked(outcome)
+
+
+def _scored(result: PairResult | ChoiceResult) -> dict[str, Any]:
+    encoded, score = result.encoded, result.score
+    names = ("n_context", "n_continuation", "n_truncated", "boundary")
+    fields = {name: getattr(encoded, name) for name in names}
+    return fields | asdict(score) | {"token_logprobs": score.token_logprobs or None}
+
+
+def _ranked(result: ChoicesResult) -> dict[str, Any]:
+    choices = []
+    for choice in result.choices:
+        values = choice.by_metric
+        fields = _scored(choice) | {"n_characters": choice.n_characters, "n_bytes": choice.n_bytes}
+        fields |= {
+            "logprob_per_character": values["acc_norm"],
+            "logprob_per_byte": values["acc_bytes"],
+            "logprob_per_token": values["acc_token"],
+        }
+        if choice.unconditional is not None:
+            fields |= {"logprob_unconditional": choice.unconditional.logprob, "pmi": values["acc_pmi"]}
+        choices.append(fields)
+    return {"pred": result.pred, "gold": result.gold, "tie": "acc" in result.tied, "choices": choices}
