@@ -6,26 +6,22 @@ What a command needs is imported when it runs, so that --help does not wait for 
 from __future__ import annotations
 
 import json
-import os
 import sys
 import traceback
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from . import options
 from .encoding import POLICIES
-from .errors import EXIT_CODE_MEANINGS, EXIT_CODE_NOTE, ExitCode, JobError, UsageError
+from .errors import ExitCode, JobError, UsageError
+from .job_cli import epilog, run_on_pool
 from .operations_cli import add_commands as add_operations
 from .pool_cli import add_commands
 from .rolling import RollingPolicy
 from .settings import ErrorBudget, PoolRequest, ScoreSettings, parse_window
 from .whole_option import whole
-
-if TYPE_CHECKING:
-    from .job import Backend
 
 app = typer.Typer(
     add_completion=False,
@@ -38,15 +34,7 @@ app = typer.Typer(
 add_commands(app)
 add_operations(app)
 
-SCORE_EPILOG = "\n\n".join(
-    [
-        "What is done to text before it is scored:",
-        "\b\n" + "\n".join(f"{name}: {text}" for name, text in POLICIES.items()),
-        "Exit codes:",
-        "\b\n" + "\n".join(f"{code:3d}  {text}" for code, text in EXIT_CODE_MEANINGS.items()),
-        EXIT_CODE_NOTE,
-    ]
-)
+SCORE_EPILOG = epilog("What is done to text before it is scored:", POLICIES)
 
 
 def _show_version(wanted: bool) -> None:
@@ -121,34 +109,9 @@ def score(
         rolling=RollingPolicy(stride, bos_every_window),
     )
     request = PoolRequest(model, replicas, max_seq_len, kv, threads, numeric, device, pool)
-    raise typer.Exit(_score_on_pool(settings, request))
+    from .score import ScoreKind
 
-
-def _score_on_pool(settings: ScoreSettings, request: PoolRequest) -> int:
-    """Run the job on a pool of its own or a named one; print what it came to. Returns the exit code."""
-    # Set before tokenizers starts its threads: it otherwise warns when Ray starts processes.
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-    from .closing import closing_lines
-    from .guardian import announce
-    from .named_request import of_named_pool
-    from .pool_backend import choose_model, open_pool
-    from .progress import display_for
-    from .score import run_score
-
-    request = of_named_pool(request)
-    chosen = choose_model(settings, request)
-    for warning in chosen.warnings:
-        typer.echo(f"warning: {warning}", err=True)
-
-    def opened() -> AbstractContextManager[Backend]:
-        # By now the folders are this job's and locked.
-        announce(settings.output, settings.work_dir or settings.output)
-        return open_pool(chosen, request)
-
-    summary = run_score(settings, chosen.choice, opened, display_for())
-    for line in closing_lines(summary, settings.output):
-        typer.echo(line)
-    return int(summary["exit_code"])
+    raise typer.Exit(run_on_pool(settings, ScoreKind(settings), request))
 
 
 @app.command()

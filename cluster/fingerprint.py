@@ -9,7 +9,6 @@ from typing import Any
 from .encoding import EncodingPolicy
 from .errors import UsageError
 from .inputs import InputFile
-from .tasks import TaskOptions
 
 # Raised when a line of results.jsonl or the journal would come out differently for the same scores.
 FORMAT_VERSION = 1
@@ -20,13 +19,14 @@ Fingerprint = dict[str, Any]
 def fingerprint(
     identity: Mapping[str, Any],
     policy: EncodingPolicy,
-    options: TaskOptions,
+    options: Any,
     files: Sequence[InputFile],
     settings: Mapping[str, Any],
 ) -> Fingerprint:
     """A flat mapping of everything that decides a byte of the results.
 
-    identity: model digest, tokenizer hash, numerics_id, depth; settings: limit and other settings of reading.
+    identity: model digest, tokenizer hash, numerics_id, depth; options: a dataclass, of the kind of work;
+    settings: limit and other settings of reading.
     """
     flat: Fingerprint = {"format_version": FORMAT_VERSION}
     flat |= {f"model.{key}": value for key, value in identity.items()}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import glob
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -16,13 +16,15 @@ from typing import BinaryIO
 import numpy as np
 
 from .errors import InfrastructureError, RowError, UsageError
-from .rows import Row, RowFailure, parse_json, parse_task, take_id
+from .rows import Fields, Row, RowFailure, Task, parse_json, parse_task, take_id
 
 BOM = b"\xef\xbb\xbf"
 # One line is held in memory whole; beyond this it is read past and becomes a row error.
 MAX_LINE_BYTES = 256 << 20
 # Ids kept in a set, about 70 bytes each, before they are packed into 8.
 RECENT_IDS = 65_536
+
+ParseTask = Callable[[Fields], tuple[Task, Fields]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,10 +141,11 @@ class IdIndex:
 
 
 def read_rows(
-    files: Sequence[InputFile], *, limit: int | None = None, replace_surrogates: bool = False
+    files: Sequence[InputFile], *, limit: int | None = None, parse: ParseTask = parse_task
 ) -> Iterator[Row | RowFailure]:
     """Rows of all files in order, at most limit. Memory: one line and the index of ids.
 
+    parse: a row's fields to its task, as parse_task does.
     Raises: InfrastructureError if a file is no longer what scan saw.
     """
     ids = IdIndex()
@@ -156,7 +159,7 @@ def read_rows(
                         return
                     if _is_blank(line, line_number):
                         continue
-                    yield _read_row(line, number, file.label, line_number, ids, replace_surrogates)
+                    yield _read_row(line, number, file.label, line_number, ids, parse)
                     number += 1
         except OSError as error:
             raise InfrastructureError(f"input {str(file.path)!r} cannot be read: {error.strerror}") from error
@@ -169,7 +172,7 @@ def read_rows(
 
 
 def _read_row(
-    line: bytes, number: int, label: str, line_number: int, ids: IdIndex, replace_surrogates: bool
+    line: bytes, number: int, label: str, line_number: int, ids: IdIndex, parse: ParseTask
 ) -> Row | RowFailure:
     body = (line.removeprefix(BOM) if line_number == 1 else line).rstrip(b"\r\n")
     content = hashlib.blake2b(body, digest_size=4).hexdigest()
@@ -181,7 +184,7 @@ def _read_row(
         row_id = take_id(fields) or row_id
         if not ids.add(row_id):
             raise RowError("duplicate_id", f"id {row_id!r} was used by an earlier row: make ids unique")
-        task, extra = parse_task(fields, replace_surrogates=replace_surrogates)
+        task, extra = parse(fields)
     except RowError as error:
         return RowFailure(number, row_id, label, line_number, error.error_class, error.message)
     return Row(number, row_id, label, line_number, task, extra)

@@ -1,4 +1,4 @@
-"""The score job: sends windows to a pool, journals what comes back, commits it in order, publishes,
+"""A job of any kind: sends windows to a pool, journals what comes back, commits it in order, publishes,
 reconciles.
 
 Invariant: each input row becomes one line, in input order, of results.jsonl or errors.jsonl, whatever was
@@ -8,52 +8,31 @@ killed and however often. Lines depend on the row, the model and the settings al
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
 
-from .encoding import Encoder
 from .errors import OUR_FAULTS, ErrorBudgetExceeded, InfrastructureError, Interrupted
 from .folder import JobFolder
 from .inputs import InputFile
 from .interrupts import Interrupts
-from .items import ScoringPool
 from .journal import Journal
+from .kinds import Backend, Kind
 from .planning import OpenWindow, WindowReader
-from .progress import PoolFigures, Progress, counted
-from .records import FAILURE_START, failure_line, result_line
+from .progress import Progress, counted
+from .records import FAILURE_START
 from .results import Parts, publish
-from .rows import RowFailure
-from .scoring import Scorer
-from .settings import ScoreSettings
+from .settings import JobSettings
 from .summary import Tally
-from .tasks import RowResult
 
 COLLECT_TIMEOUT_S = 0.2
 MAX_OPEN_WINDOWS = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Backend:
-    """What a job scores with.
-
-    identity: what the fingerprint says of the model: digest, tokenizer hash, numerics_id, depth, max_seq_len.
-    figures: asked about once a second.
-    """
-
-    pool: ScoringPool
-    encoder: Encoder
-    depth: int
-    identity: Mapping[str, Any]
-    figures: Callable[[], PoolFigures]
-
-
-class ScoreJob:
+class Job:
     """One run over a locked folder. Call run once, then publish."""
 
     def __init__(
         self,
-        settings: ScoreSettings,
+        settings: JobSettings,
+        kind: Kind,
         files: list[InputFile],
         folder: JobFolder,
         backend: Backend,
@@ -63,15 +42,14 @@ class ScoreJob:
         """Read what earlier runs left in the folder. Raises: InfrastructureError if that is not whole."""
         self._folder = folder
         self._settings = settings
-        self._depth = backend.depth
         self._progress = progress
         self._interrupts = interrupts
-        self._scorer = Scorer(backend.pool, backend.encoder, backend.depth, settings.task_options)
+        self._work = kind.begin(backend)
         self._parts = Parts(folder.work / "parts")
         self._journal = Journal(folder.work / "journal")
         recovered = self._read_journal()
         self._reader = WindowReader(
-            settings, files, self._scorer, self._parts.end, recovered, after_batch=self._after_batch
+            settings, files, kind, self._work, self._parts.end, recovered, after_batch=self._after_batch
         )
         self._open: deque[OpenWindow] = deque()
         self.rows_resumed = self._parts.end + len(recovered)
@@ -80,13 +58,13 @@ class ScoreJob:
         progress.begin_at(self.rows_resumed, self._parts.num_failures + recovered_errors)
 
     def run(self) -> None:
-        """Score everything that is not committed yet, and commit it.
+        """Do everything that is not committed yet, and commit it.
 
         Raises: Interrupted, ErrorBudgetExceeded, InfrastructureError; the folder can then be resumed.
         """
         try:
             self._check_budget()
-            self._score()
+            self._go_on()
         except (Interrupted, ErrorBudgetExceeded):
             self._journal.sync()
             raise
@@ -109,12 +87,12 @@ class ScoreJob:
         return tally
 
     def _read_journal(self) -> dict[int, bytes]:
-        """Lines that need not be scored again. Failures of our own are tried again."""
+        """Lines that need not be made again. Failures of our own are tried again."""
         ours = tuple(FAILURE_START + f' "{name}"'.encode() for name in sorted(OUR_FAULTS))
         recovered = self._journal.recover(self._parts.end)
         return {number: line for number, line in recovered.items() if not line.startswith(ours)}
 
-    def _score(self) -> None:
+    def _go_on(self) -> None:
         windows = self._reader.windows()
         exhausted = False
         while self._open or not exhausted:
@@ -128,11 +106,11 @@ class ScoreJob:
             self._interrupts.check()
             self._progress.tell()
             if self._open:
-                self._scorer.collect(COLLECT_TIMEOUT_S)
+                self._work.collect(COLLECT_TIMEOUT_S)
                 self._settle()
 
     def _send(self, window: OpenWindow) -> None:
-        window.sent = self._scorer.submit(window.plans)
+        window.sent = self._work.submit(window.plans)
         window.plans = []
         self.num_tokens += window.sent.num_tokens
         self._open.append(window)
@@ -144,13 +122,13 @@ class ScoreJob:
         while self._open and self._open[0].num_missing == 0:
             window = self._open.popleft()
             assert window.sent is not None
-            self._scorer.release(window.sent)
+            self._work.release(window.sent)
             self._parts.commit([line for line in window.lines if line is not None])
             self._journal.forget(self._parts.end)
 
     def _take(self, window: OpenWindow) -> None:
         assert window.sent is not None
-        lines = [self._line(outcome) for outcome in window.sent.take_finished()]
+        lines = self._work.take_lines(window.sent)
         if not lines:
             return
         self._journal.append(lines)
@@ -159,12 +137,6 @@ class ScoreJob:
         window.num_missing -= len(lines)
         self._progress.advance(len(lines), sum(line.startswith(FAILURE_START) for _, line in lines))
         self._check_budget()
-
-    def _line(self, outcome: RowResult | RowFailure) -> tuple[int, bytes]:
-        if isinstance(outcome, RowFailure):
-            return outcome.number, failure_line(outcome)
-        line = result_line(outcome, self._depth, token_logprobs=self._settings.token_logprobs)
-        return outcome.row.number, line
 
     def _after_batch(self, num_failed: int) -> None:
         """Between batches of a window that is being read: reading a large one takes seconds."""

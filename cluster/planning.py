@@ -1,4 +1,4 @@
-"""Input rows to encoded windows: read, skip what is committed, take what the journal has, encode the rest.
+"""Input rows to planned windows: read, skip what is committed, take what the journal has, plan the rest.
 
 Invariant: windows follow each other without a gap from the first row that is not committed, whatever their
 sizes.
@@ -10,13 +10,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from .inputs import InputFile, read_rows
+from .kinds import Kind, Plan, Sent, Work
 from .records import failure_line
-from .rows import Choices, Row, RowFailure, Text, TokenContinuation
-from .scoring import Scorer
-from .settings import FIRST_WINDOW_ROWS, ScoreSettings
+from .rows import Row, RowFailure
+from .settings import FIRST_WINDOW_ROWS, JobSettings
 from .summary import IdSum
-from .tasks import RowPlan
-from .window import Window
 
 # Rows are encoded in batches, which tokenizers spread over all cores; signals are looked at between batches.
 BATCH_ROWS = 1_024
@@ -32,11 +30,11 @@ class OpenWindow:
 
     begin: int
     lines: list[bytes | None] = field(default_factory=list)
-    plans: list[RowPlan] = field(default_factory=list)
+    plans: list[Plan] = field(default_factory=list)
     num_missing: int = 0
     num_tokens: int = 0
     num_characters: int = 0
-    sent: Window | None = None
+    sent: Sent | None = None
 
 
 class WindowReader:
@@ -47,21 +45,23 @@ class WindowReader:
 
     def __init__(
         self,
-        settings: ScoreSettings,
+        settings: JobSettings,
         files: list[InputFile],
-        scorer: Scorer,
+        kind: Kind,
+        work: Work,
         first_row: int,
         recovered: dict[int, bytes],
         after_batch: Callable[[int], None],
     ) -> None:
-        """first_row: rows before it are committed. recovered: lines of later rows that are not scored again.
+        """first_row: rows before it are committed. recovered: lines of later rows that are not planned again.
 
         after_batch: called after each batch with the number of its rows that failed; what it raises ends
         the reading.
         """
         self._settings = settings
         self._files = files
-        self._scorer = scorer
+        self._kind = kind
+        self._work = work
         self._first_row = first_row
         self._recovered = recovered
         self._after_batch = after_batch
@@ -69,7 +69,7 @@ class WindowReader:
         self.ids = IdSum()
 
     def windows(self) -> Iterator[OpenWindow]:
-        """Encoded windows of rows that are not committed: 2,048 rows first, then doubling."""
+        """Planned windows of rows that are not committed: 2,048 rows first, then doubling."""
         most = self._settings.max_window_rows or max(1, self.rows_total)
         size = most if self._settings.max_window_rows is None else min(FIRST_WINDOW_ROWS, most)
         window = OpenWindow(self._first_row)
@@ -88,15 +88,13 @@ class WindowReader:
         batch_rows = min(BATCH_ROWS, self._settings.max_window_rows or BATCH_ROWS)
         batch: list[Row | RowFailure] = []
         num_characters = 0
-        rows = read_rows(
-            self._files, limit=self._settings.limit, replace_surrogates=self._settings.replace_surrogates
-        )
+        rows = read_rows(self._files, limit=self._settings.limit, parse=self._kind.parse)
         for row in rows:
             self.ids.add(row.id)
             if row.number < self._first_row:
                 continue
             batch.append(row)
-            num_characters += characters(row)
+            num_characters += self._characters(row)
             if len(batch) >= batch_rows or num_characters >= BATCH_CHARACTERS:
                 yield batch
                 batch, num_characters = [], 0
@@ -104,11 +102,11 @@ class WindowReader:
             yield batch
 
     def _add(self, window: OpenWindow, batch: list[Row | RowFailure]) -> int:
-        """Encode a batch into a window. Returns how many of its rows failed."""
+        """Plan a batch into a window. Returns how many of its rows failed."""
         first = len(window.lines)
         window.lines += [self._recovered.pop(row.number, None) for row in batch]
         fresh = [row for row, line in zip(batch, window.lines[first:], strict=True) if line is None]
-        plans = iter(self._scorer.plan([row for row in fresh if isinstance(row, Row)]))
+        plans = iter(self._work.plan([row for row in fresh if isinstance(row, Row)]))
         num_failed = 0
         for row in fresh:
             plan = row if isinstance(row, RowFailure) else next(plans)
@@ -118,25 +116,15 @@ class WindowReader:
             else:
                 window.plans.append(plan)
                 window.num_missing += 1
-                window.num_tokens += sum(len(part.ids) for part in plan.parts)
-                window.num_characters += characters(plan.row)
+                window.num_tokens += plan.num_tokens
+                window.num_characters += self._characters(plan.row)
         return num_failed
 
-
-def characters(row: Row | RowFailure) -> int:
-    """About how much memory a row's text takes."""
-    if isinstance(row, RowFailure):
-        return 0
-    task = row.task
-    if isinstance(task, Text):
-        return len(task.text)
-    if isinstance(task, TokenContinuation):
-        return 8 * (len(task.context_ids) + len(task.continuation_ids))
-    continuations = task.choices if isinstance(task, Choices) else (task.continuation,)
-    return len(task.context) + sum(len(text) for text in continuations)
+    def _characters(self, row: Row | RowFailure) -> int:
+        return 0 if isinstance(row, RowFailure) else self._kind.characters(row.task)
 
 
-def total_rows(settings: ScoreSettings, files: list[InputFile]) -> int:
+def total_rows(settings: JobSettings, files: list[InputFile]) -> int:
     """Rows that the job will read."""
     total = sum(file.num_rows for file in files)
     return total if settings.limit is None else min(total, settings.limit)

@@ -23,10 +23,9 @@ from .config_file import shown
 from .encoding import Encoder, EncodingPolicy
 from .errors import InfrastructureError, UsageError
 from .items import Failed, Items, Scored, ScoringPool
-from .job import Backend
+from .kinds import Backend, ModelChoice
 from .progress import PoolFigures
-from .score import ModelChoice
-from .settings import PoolRequest, ScoreSettings
+from .settings import JobSettings, PoolRequest
 
 if TYPE_CHECKING:
     from .pool import ReplicaPool
@@ -50,16 +49,9 @@ class ChosenModel:
     warnings: tuple[str, ...]
 
 
-def choose_model(settings: ScoreSettings, request: PoolRequest) -> ChosenModel:
+def choose_model(settings: JobSettings, request: PoolRequest) -> ChosenModel:
     """Read the model's header and tokenizer, and hold a job's settings against them. Raises as read_model."""
-    return read_model(
-        request,
-        depth=settings.depth,
-        add_bos=settings.add_bos,
-        prefix_token=settings.prefix_token,
-        target_delimiter=settings.target_delimiter,
-        empty_continuation=settings.empty_continuation,
-    )
+    return read_model(request, depth=settings.depth, **settings.encoding)
 
 
 def read_model(request: PoolRequest, *, depth: int | None = None, **encoding: Any) -> ChosenModel:

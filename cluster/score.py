@@ -1,193 +1,72 @@
-"""From settings to a finished folder: checks first, then the pool, then the job, then the summary.
-
-Whatever can be refused is refused before a pool is started. The last file written is summary.json; its
-state is the truth.
-"""
+"""Scoring as a kind of job: log-likelihood, multiple choice and rolling perplexity of rows."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .encoding import POLICIES, EncodingPolicy
-from .errors import STATES, ErrorBudgetExceeded, ExitCode
-from .fingerprint import Fingerprint, fingerprint, refuse_differences
-from .finished import finished_summary
-from .folder import JobFolder, refuse_inputs
-from .inputs import InputFile, expand, scan
-from .interrupts import Interrupts
-from .job import Backend, ScoreJob
-from .planning import total_rows
-from .progress import Display, PoolFigures, Progress, counted
+from .encoding import POLICIES
+from .kinds import Backend, ModelChoice, OpenBackend
+from .progress import Display
+from .records import failure_line, result_line
+from .rows import Choices, Fields, RowFailure, Task, Text, TokenContinuation, parse_task
+from .running import run_job
+from .scoring import Scorer
 from .settings import ScoreSettings
-from .summary import Tally
+from .tasks import TaskOptions
+from .window import Window
 
 
 @dataclass(frozen=True, slots=True)
-class ModelChoice:
-    """The model as far as it is known before a pool is started.
+class ScoreKind:
+    """What a score job makes of its rows."""
 
-    identity: digest, tokenizer hash, depth, max_seq_len. about: shown in run.json, not compared.
-    """
+    settings: ScoreSettings
 
-    identity: Mapping[str, Any]
-    policy: EncodingPolicy
-    about: Mapping[str, Any]
+    @property
+    def policies(self) -> Mapping[str, str]:
+        return POLICIES
+
+    @property
+    def options(self) -> TaskOptions:
+        return self.settings.task_options
+
+    def parse(self, fields: Fields) -> tuple[Task, Fields]:
+        return parse_task(fields, replace_surrogates=self.settings.replace_surrogates)
+
+    def characters(self, task: Task) -> int:
+        if isinstance(task, Text):
+            return len(task.text)
+        if isinstance(task, TokenContinuation):
+            return 8 * (len(task.context_ids) + len(task.continuation_ids))
+        continuations = task.choices if isinstance(task, Choices) else (task.continuation,)
+        return len(task.context) + sum(len(text) for text in continuations)
+
+    def begin(self, backend: Backend) -> ScoreWork:
+        return ScoreWork(backend, self.settings)
+
+
+class ScoreWork(Scorer):
+    """Scoring on an open pool, with results as lines."""
+
+    def __init__(self, backend: Backend, settings: ScoreSettings) -> None:
+        super().__init__(backend.pool, backend.encoder, backend.depth, settings.task_options)
+
+    def take_lines(self, sent: Window) -> list[tuple[int, bytes]]:
+        """Rows that left the window since the last call: number and line."""
+        lines: list[tuple[int, bytes]] = []
+        for outcome in sent.take_finished():
+            if isinstance(outcome, RowFailure):
+                lines.append((outcome.number, failure_line(outcome)))
+            else:
+                line = result_line(outcome, self.depth, token_logprobs=self.options.token_logprobs)
+                lines.append((outcome.row.number, line))
+        return lines
 
 
 def run_score(
-    settings: ScoreSettings,
-    model: ModelChoice,
-    open_backend: Callable[[], AbstractContextManager[Backend]],
-    display: Display,
+    settings: ScoreSettings, model: ModelChoice, open_backend: OpenBackend, display: Display
 ) -> dict[str, Any]:
-    """Run or resume a job. Returns its summary, which also lies in the folder.
-
-    open_backend: starts the pool; its identity holds model.identity and what only a running pool knows.
-    Raises: UsageError before anything is written or removed; anything else that ends a job under way after a
-    summary whose state says why.
-    """
-    interrupts = Interrupts()
-    interrupts.install()
-    paths = expand(settings.inputs)
-    refuse_inputs(paths, settings.output, settings.work_dir)
-    folder = JobFolder.open(
-        settings.output, settings.work_dir, resume=settings.resume, overwrite=settings.overwrite
-    )
-    try:
-        files = scan(paths)
-        expected = _fingerprint(settings, model.policy, files, model.identity)
-        old = None if settings.overwrite else folder.read_fingerprint()
-        if old is not None:
-            refuse_differences({key: value for key, value in old.items() if key in expected}, expected)
-            summary = finished_summary(folder)
-            if summary is not None:
-                # Everything is already done, and needs no pool.
-                _refuse_errors(summary["errors"], settings.budget.allowed(total_rows(settings, files)))
-                folder.remove_work()
-                return summary
-        return _run(settings, model, files, folder, old, open_backend, display, interrupts)
-    finally:
-        folder.close()
-        interrupts.restore()
-
-
-def _run(
-    settings: ScoreSettings,
-    model: ModelChoice,
-    files: list[InputFile],
-    folder: JobFolder,
-    old: Fingerprint | None,
-    open_backend: Callable[[], AbstractContextManager[Backend]],
-    display: Display,
-    interrupts: Interrupts,
-) -> dict[str, Any]:
-    with interrupts.entered(open_backend()) as backend:
-        current = _fingerprint(settings, model.policy, files, backend.identity)
-        if old is not None:
-            refuse_differences(old, current)
-        if settings.overwrite:
-            folder.clear()
-        folder.write_fingerprint(current)
-        folder.forget_summary()
-        progress = Progress(
-            total_rows(settings, files),
-            display,
-            lambda content: folder.write_output("progress.json", content),
-            backend.figures,
-        )
-        try:
-            return _score(settings, model, files, folder, current, backend, progress, interrupts)
-        except Exception as error:
-            _write_stopped(folder, progress, error)
-            raise
-        finally:
-            progress.close()
-
-
-def _score(
-    settings: ScoreSettings,
-    model: ModelChoice,
-    files: list[InputFile],
-    folder: JobFolder,
-    current: Fingerprint,
-    backend: Backend,
-    progress: Progress,
-    interrupts: Interrupts,
-) -> dict[str, Any]:
-    started_s = time.monotonic()
-    job = ScoreJob(settings, files, folder, backend, progress, interrupts)
-    job.run()
-    elapsed_s = time.monotonic() - started_s
-    tally = job.publish()
-    summary = _summary(tally, files, job, progress, backend.figures(), elapsed_s)
-    folder.write_output("run.json", {"fingerprint": current, "policies": POLICIES, **model.about})
-    progress.tell("complete", force=True)
-    folder.write_output("summary.json", summary)
-    folder.remove_work()
-    return summary
-
-
-def _fingerprint(
-    settings: ScoreSettings, policy: EncodingPolicy, files: list[InputFile], identity: Mapping[str, Any]
-) -> Fingerprint:
-    return fingerprint(identity, policy, settings.task_options, files, settings.reading)
-
-
-def _summary(
-    tally: Tally,
-    files: list[InputFile],
-    job: ScoreJob,
-    progress: Progress,
-    figures: PoolFigures,
-    elapsed_s: float,
-) -> dict[str, Any]:
-    exit_code = ExitCode.ROW_ERRORS if tally.failures else ExitCode.SCORED
-    return {
-        "state": "complete",
-        "exit_code": int(exit_code),
-        **tally.report(),
-        "blank_lines": sum(file.num_blank for file in files),
-        "rows_resumed": job.rows_resumed,
-        "elapsed_s": round(elapsed_s, 3),
-        "rows_per_s": round((progress.rows_done - job.rows_resumed) / elapsed_s, 3)
-        if elapsed_s > 0
-        else None,
-        "tokens_submitted": job.num_tokens,
-        "pool": {
-            "replicas": figures.replicas,
-            "replicas_alive": figures.replicas_alive,
-            "hit_rate": figures.hit_rate,
-            "ideal_hit_rate": figures.ideal_hit_rate,
-            **(figures.detail or {}),
-        },
-    }
-
-
-def _refuse_errors(num_errors: int, allowed: int) -> None:
-    if num_errors > allowed:
-        raise ErrorBudgetExceeded(
-            f"the job in this folder is finished: {counted(num_errors, 'row')} failed, {allowed} are "
-            "allowed: repair the input and use --overwrite, or use a larger --max-errors"
-        )
-
-
-def _write_stopped(folder: JobFolder, progress: Progress, error: Exception) -> None:
-    """Say in the folder why the job stopped. A disk that is full cannot be told so."""
-    exit_code = getattr(error, "exit_code", ExitCode.INFRASTRUCTURE)
-    state = STATES.get(exit_code, "failed")
-    summary = {
-        "state": state,
-        "exit_code": int(exit_code),
-        "reason": str(error) or type(error).__name__,
-        "rows_done": progress.rows_done,
-        "errors": progress.errors,
-    }
-    # The error that ended the job is the news: nothing here may take its place.
-    with suppress(Exception):
-        folder.write_output("summary.json", summary)
-    with suppress(Exception):
-        progress.tell(state, force=True)
+    """Run or resume a score job, as run_job does. Returns its summary."""
+    return run_job(settings, ScoreKind(settings), model, open_backend, display)

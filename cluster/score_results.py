@@ -111,7 +111,11 @@ def result_table(outcomes: Iterable[RowResult | RowFailure], depth: int) -> pyar
 def _fields(outcome: RowResult | RowFailure, depth: int) -> dict[str, Any]:
     if isinstance(outcome, RowFailure):
         return {"id": outcome.id, "error_class": outcome.error_class, "error": outcome.message}
-    fields: dict[str, Any] = {"id": outcome.row.id, "task": TASK_NAMES[type(outcome.row.task)], "depth": depth}
+    fields: dict[str, Any] = {
+        "id": outcome.row.id,
+        "task": TASK_NAMES[type(outcome.row.task)],
+        "depth": depth,
+    }
     if isinstance(outcome, PairResult):
         return fields | _scored(outcome)
     if isinstance(outcome, TextResult):

@@ -145,7 +145,9 @@ def _begin(scorer: Scorer, batch: Sequence[Row | RowFailure]) -> _Begun:
 def _finish(scorer: Scorer, begun: _Begun) -> Iterator[RowResult | RowFailure]:
     while not begun.window.is_done:
         for outcome in begun.window.take_finished():
-            begun.outcomes[outcome.number if isinstance(outcome, RowFailure) else outcome.row.number] = outcome
+            begun.outcomes[outcome.number if isinstance(outcome, RowFailure) else outcome.row.number] = (
+                outcome
+            )
         if not begun.window.is_done:
             scorer.collect(COLLECT_TIMEOUT_S)
     scorer.release(begun.window)

@@ -1,4 +1,4 @@
-"""What a score job is asked to do. Plain values: the command line fills it, the job reads it."""
+"""What a job is asked to do. Plain values: the command line fills it, the job reads it."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def _fraction(value: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class ScoreSettings:
-    """One score job. None means the model's or the program's default."""
+class JobSettings:
+    """What every kind of job is asked. None means the model's or the program's default."""
 
     inputs: tuple[str, ...]
     output: Path
@@ -81,6 +81,22 @@ class ScoreSettings:
     depth: int | None = None
     add_bos: bool | None = None
     prefix_token: int | None = None
+
+    @property
+    def reading(self) -> dict[str, Any]:
+        """Settings of reading that decide a byte of the results."""
+        return {"limit": self.limit, "replace_surrogates": self.replace_surrogates}
+
+    @property
+    def encoding(self) -> dict[str, Any]:
+        """Settings of encoding, as EncodingPolicy.of_model takes them."""
+        return {"add_bos": self.add_bos, "prefix_token": self.prefix_token}
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreSettings(JobSettings):
+    """One score job."""
+
     target_delimiter: str = ""
     empty_continuation: EmptyContinuation = "error"
     pmi: bool = False
@@ -92,9 +108,13 @@ class ScoreSettings:
         return TaskOptions(self.pmi, self.token_logprobs, self.rolling)
 
     @property
-    def reading(self) -> dict[str, Any]:
-        """Settings of reading that decide a byte of the results."""
-        return {"limit": self.limit, "replace_surrogates": self.replace_surrogates}
+    def encoding(self) -> dict[str, Any]:
+        return {
+            "add_bos": self.add_bos,
+            "prefix_token": self.prefix_token,
+            "target_delimiter": self.target_delimiter,
+            "empty_continuation": self.empty_continuation,
+        }
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 METRICS = ("acc", "acc_norm", "acc_bytes", "acc_token", "acc_pmi")
 
@@ -34,9 +34,22 @@ class IdSum:
         self.code = (self.code + id_code(row_id)) % (1 << 64)
 
 
+class Group(Protocol):
+    """Running figures of one input file and task."""
+
+    def add(self, result: dict[str, Any]) -> None:
+        """Count one line of results.jsonl."""
+
+    def report(self, task: str) -> dict[str, Any]:
+        """Its entry in summary.json."""
+
+    def notes(self) -> dict[str, int]:
+        """What a reader should know of the rows, and of how many."""
+
+
 @dataclass
 class GroupTally:
-    """Running figures of one input file and task."""
+    """Scored rows of one input file and task."""
 
     rows: int = 0
     with_gold: int = 0
@@ -82,6 +95,17 @@ class GroupTally:
                 "merged_boundaries": self.merged_boundaries,
             }
         return report | {"zero_probability": self.zero_probability}
+
+    def notes(self) -> dict[str, int]:
+        """What a reader should know of the rows, and of how many."""
+        return {
+            "rows with two equal choices, which tie by construction": self.duplicate_choices,
+            "rows with a tie for the best choice, of which the first counts": self.ties,
+            "rows that lost context tokens at the left": self.truncated_rows,
+            "parts with a token across context and continuation": self.merged_boundaries,
+            "log-probabilities of zero probability (null)": self.zero_probability,
+            "documents that are empty and not in the means": self.empty_documents,
+        }
 
     def _add_continuation(self, result: dict[str, Any]) -> None:
         self._add_pairs([result])
@@ -161,7 +185,7 @@ class Tally:
     ids: IdSum = field(default_factory=IdSum)
     results: int = 0
     failures: Counter[str] = field(default_factory=Counter)
-    groups: dict[tuple[str, str], GroupTally] = field(default_factory=dict)
+    groups: dict[tuple[str, str], Group] = field(default_factory=dict)
 
     @classmethod
     def of_files(cls, output: Path) -> Tally:
@@ -195,18 +219,13 @@ class Tally:
             result = json.loads(line)
             self.ids.add(result["id"])
             self.results += 1
-            self.groups.setdefault((result["file"], result["task"]), GroupTally()).add(result)
+            key = result["file"], result["task"]
+            if key not in self.groups:
+                self.groups[key] = GroupTally()
+            self.groups[key].add(result)
 
     def _warnings(self) -> list[str]:
-        groups = self.groups.values()
-        totals = {
-            "rows with two equal choices, which tie by construction": sum(
-                g.duplicate_choices for g in groups
-            ),
-            "rows with a tie for the best choice, of which the first counts": sum(g.ties for g in groups),
-            "rows that lost context tokens at the left": sum(g.truncated_rows for g in groups),
-            "parts with a token across context and continuation": sum(g.merged_boundaries for g in groups),
-            "log-probabilities of zero probability (null)": sum(g.zero_probability for g in groups),
-            "documents that are empty and not in the means": sum(g.empty_documents for g in groups),
-        }
+        totals: Counter[str] = Counter()
+        for group in self.groups.values():
+            totals.update(group.notes())
         return [f"{text}: {total:,}" for text, total in totals.items() if total]

@@ -58,6 +58,10 @@ class RowPlan:
     row: Row
     parts: tuple[Encoded, ...]
 
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(part.ids) for part in self.parts)
+
 
 @dataclass(frozen=True, slots=True)
 class PairResult:

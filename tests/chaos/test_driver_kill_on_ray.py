@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tinyloop.cluster.job import Backend
+from tinyloop.cluster.kinds import Backend
 from tinyloop.cluster.pool_backend import choose_model
 from tinyloop.cluster.progress import PoolFigures
 from tinyloop.cluster.score import run_score

@@ -20,9 +20,9 @@ from typing import Any
 
 from tinyloop.cluster.encoding import Encoder, EncodingPolicy
 from tinyloop.cluster.errors import ExitCode, JobError
-from tinyloop.cluster.job import Backend
+from tinyloop.cluster.kinds import Backend, ModelChoice
 from tinyloop.cluster.progress import PoolFigures, Snapshot
-from tinyloop.cluster.score import ModelChoice, run_score
+from tinyloop.cluster.score import run_score
 from tinyloop.cluster.settings import ScoreSettings
 
 from .fake_pool import FakePool

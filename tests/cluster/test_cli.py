@@ -17,7 +17,7 @@ from tinyloop.cluster import cli, pool_backend
 from tinyloop.cluster.closing import closing_lines
 from tinyloop.cluster.encoding import POLICIES
 from tinyloop.cluster.errors import EXIT_CODE_MEANINGS, EXIT_CODE_NOTE
-from tinyloop.cluster.job import Backend
+from tinyloop.cluster.kinds import Backend, ModelChoice
 from tinyloop.cluster.pool_backend import ChosenModel
 from tinyloop.cluster.progress import (
     LINE_INTERVAL_S,
@@ -28,7 +28,6 @@ from tinyloop.cluster.progress import (
     clock,
     describe,
 )
-from tinyloop.cluster.score import ModelChoice
 from tinyloop.cluster.settings import ErrorBudget, PoolRequest, ScoreSettings, UsageError, parse_window
 from tinyloop.cluster.summary import GroupTally
 from tinyloop.cluster.whole_option import Whole

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 from tinyloop.cluster import inputs
 from tinyloop.cluster.errors import InfrastructureError, UsageError
 from tinyloop.cluster.inputs import IdIndex, expand, read_rows, scan
-from tinyloop.cluster.rows import Choices, Continuation, Row, RowFailure, Text, TokenContinuation
+from tinyloop.cluster.rows import Choices, Continuation, Row, RowFailure, Text, TokenContinuation, parse_task
 
 PAIR = {"context": "a", "continuation": "b"}
 
@@ -235,7 +236,7 @@ def test_r41_lone_surrogates_and_bad_utf8_are_row_errors(tmp_path: Path, line: b
 
 def test_r41_surrogates_can_be_replaced_and_pairs_are_characters(tmp_path: Path) -> None:
     content = b'{"text": "a\\ud800bc"}\n{"text": "\\ud83d\\ude00"}\n'
-    rows = read(tmp_path, content, replace_surrogates=True)
+    rows = read(tmp_path, content, parse=partial(parse_task, replace_surrogates=True))
     assert [task_of(row) for row in rows] == [Text("a\ufffdbc"), Text("\U0001f600")]
 
 

@@ -14,9 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tinyloop.cluster import inputs, planning
+from tinyloop.cluster import inputs, planning, running
 from tinyloop.cluster import job as job_module
-from tinyloop.cluster import score as score_module
 from tinyloop.cluster.errors import (
     ErrorBudgetExceeded,
     ExitCode,
@@ -24,8 +23,9 @@ from tinyloop.cluster.errors import (
     Interrupted,
     UsageError,
 )
+from tinyloop.cluster.kinds import ModelChoice
 from tinyloop.cluster.results import Parts
-from tinyloop.cluster.score import ModelChoice, run_score
+from tinyloop.cluster.score import run_score
 from tinyloop.cluster.settings import ErrorBudget, ScoreSettings
 
 from .fake_pool import FakePool
@@ -408,7 +408,7 @@ def test_a_refused_overwrite_changes_nothing(tmp_path: Path, monkeypatch: pytest
         raise UsageError(f"input {paths[0]!r} cannot be read")
 
     with monkeypatch.context() as patch:
-        patch.setattr(score_module, "scan", unreadable)
+        patch.setattr(running, "scan", unreadable)
         with pytest.raises(UsageError, match="cannot be read"):
             score(usable)
 

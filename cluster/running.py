@@ -1,0 +1,188 @@
+"""From settings to a finished folder: checks first, then the pool, then the job, then the summary.
+
+Whatever can be refused is refused before a pool is started. The last file written is summary.json; its
+state is the truth.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from .encoding import EncodingPolicy
+from .errors import STATES, ErrorBudgetExceeded, ExitCode
+from .fingerprint import Fingerprint, fingerprint, refuse_differences
+from .finished import finished_summary
+from .folder import JobFolder, refuse_inputs
+from .inputs import InputFile, expand, scan
+from .interrupts import Interrupts
+from .job import Job
+from .kinds import Backend, Kind, ModelChoice, OpenBackend
+from .planning import total_rows
+from .progress import Display, PoolFigures, Progress, counted
+from .settings import JobSettings
+from .summary import Tally
+
+
+def run_job(
+    settings: JobSettings,
+    kind: Kind,
+    model: ModelChoice,
+    open_backend: OpenBackend,
+    display: Display,
+) -> dict[str, Any]:
+    """Run or resume a job. Returns its summary, which also lies in the folder.
+
+    open_backend: starts the pool; its identity holds model.identity and what only a running pool knows.
+    Raises: UsageError before anything is written or removed; anything else that ends a job under way after a
+    summary whose state says why.
+    """
+    interrupts = Interrupts()
+    interrupts.install()
+    paths = expand(settings.inputs)
+    refuse_inputs(paths, settings.output, settings.work_dir)
+    folder = JobFolder.open(
+        settings.output, settings.work_dir, resume=settings.resume, overwrite=settings.overwrite
+    )
+    try:
+        files = scan(paths)
+        expected = _fingerprint(settings, kind, model.policy, files, model.identity)
+        old = None if settings.overwrite else folder.read_fingerprint()
+        if old is not None:
+            refuse_differences({key: value for key, value in old.items() if key in expected}, expected)
+            summary = finished_summary(folder)
+            if summary is not None:
+                # Everything is already done, and needs no pool.
+                _refuse_errors(summary["errors"], settings.budget.allowed(total_rows(settings, files)))
+                folder.remove_work()
+                return summary
+        return _run(settings, kind, model, files, folder, old, open_backend, display, interrupts)
+    finally:
+        folder.close()
+        interrupts.restore()
+
+
+def _run(
+    settings: JobSettings,
+    kind: Kind,
+    model: ModelChoice,
+    files: list[InputFile],
+    folder: JobFolder,
+    old: Fingerprint | None,
+    open_backend: OpenBackend,
+    display: Display,
+    interrupts: Interrupts,
+) -> dict[str, Any]:
+    with interrupts.entered(open_backend()) as backend:
+        current = _fingerprint(settings, kind, model.policy, files, backend.identity)
+        if old is not None:
+            refuse_differences(old, current)
+        if settings.overwrite:
+            folder.clear()
+        folder.write_fingerprint(current)
+        folder.forget_summary()
+        progress = Progress(
+            total_rows(settings, files),
+            display,
+            lambda content: folder.write_output("progress.json", content),
+            backend.figures,
+        )
+        try:
+            return _carry_out(settings, kind, model, files, folder, current, backend, progress, interrupts)
+        except Exception as error:
+            _write_stopped(folder, progress, error)
+            raise
+        finally:
+            progress.close()
+
+
+def _carry_out(
+    settings: JobSettings,
+    kind: Kind,
+    model: ModelChoice,
+    files: list[InputFile],
+    folder: JobFolder,
+    current: Fingerprint,
+    backend: Backend,
+    progress: Progress,
+    interrupts: Interrupts,
+) -> dict[str, Any]:
+    started_s = time.monotonic()
+    job = Job(settings, kind, files, folder, backend, progress, interrupts)
+    job.run()
+    elapsed_s = time.monotonic() - started_s
+    tally = job.publish()
+    summary = _summary(tally, files, job, progress, backend.figures(), elapsed_s)
+    folder.write_output("run.json", {"fingerprint": current, "policies": dict(kind.policies), **model.about})
+    progress.tell("complete", force=True)
+    folder.write_output("summary.json", summary)
+    folder.remove_work()
+    return summary
+
+
+def _fingerprint(
+    settings: JobSettings,
+    kind: Kind,
+    policy: EncodingPolicy,
+    files: list[InputFile],
+    identity: Mapping[str, Any],
+) -> Fingerprint:
+    return fingerprint(identity, policy, kind.options, files, settings.reading)
+
+
+def _summary(
+    tally: Tally,
+    files: list[InputFile],
+    job: Job,
+    progress: Progress,
+    figures: PoolFigures,
+    elapsed_s: float,
+) -> dict[str, Any]:
+    exit_code = ExitCode.ROW_ERRORS if tally.failures else ExitCode.SCORED
+    return {
+        "state": "complete",
+        "exit_code": int(exit_code),
+        **tally.report(),
+        "blank_lines": sum(file.num_blank for file in files),
+        "rows_resumed": job.rows_resumed,
+        "elapsed_s": round(elapsed_s, 3),
+        "rows_per_s": round((progress.rows_done - job.rows_resumed) / elapsed_s, 3)
+        if elapsed_s > 0
+        else None,
+        "tokens_submitted": job.num_tokens,
+        "pool": {
+            "replicas": figures.replicas,
+            "replicas_alive": figures.replicas_alive,
+            "hit_rate": figures.hit_rate,
+            "ideal_hit_rate": figures.ideal_hit_rate,
+            **(figures.detail or {}),
+        },
+    }
+
+
+def _refuse_errors(num_errors: int, allowed: int) -> None:
+    if num_errors > allowed:
+        raise ErrorBudgetExceeded(
+            f"the job in this folder is finished: {counted(num_errors, 'row')} failed, {allowed} are "
+            "allowed: repair the input and use --overwrite, or use a larger --max-errors"
+        )
+
+
+def _write_stopped(folder: JobFolder, progress: Progress, error: Exception) -> None:
+    """Say in the folder why the job stopped. A disk that is full cannot be told so."""
+    exit_code = getattr(error, "exit_code", ExitCode.INFRASTRUCTURE)
+    state = STATES.get(exit_code, "failed")
+    summary = {
+        "state": state,
+        "exit_code": int(exit_code),
+        "reason": str(error) or type(error).__name__,
+        "rows_done": progress.rows_done,
+        "errors": progress.errors,
+    }
+    # The error that ended the job is the news: nothing here may take its place.
+    with suppress(Exception):
+        folder.write_output("summary.json", summary)
+    with suppress(Exception):
+        progress.tell(state, force=True)
