@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 import typer
 
 from . import options
+from .adapters.harness_cli import add_commands as add_harness
 from .encoding import POLICIES
 from .errors import ExitCode, JobError, UsageError
 from .job_cli import epilog, run_on_pool
@@ -33,6 +34,7 @@ app = typer.Typer(
 
 add_commands(app)
 add_operations(app)
+add_harness(app)
 
 SCORE_EPILOG = epilog("What is done to text before it is scored:", POLICIES)
 

@@ -46,6 +46,12 @@ def mappings_of(rows: RowSource) -> Iterator[Mapping[str, Any]]:
     return iter(cast("Iterable[Mapping[str, Any]]", rows))
 
 
+def index_of(rows: RowSource) -> Any:
+    """The index of a DataFrame, None for anything else."""
+    pandas = sys.modules.get("pandas")
+    return rows.index if pandas is not None and isinstance(rows, pandas.DataFrame) else None
+
+
 def _of_frame(frame: pandas.DataFrame) -> pyarrow.Table:
     import pyarrow
 
@@ -67,7 +73,7 @@ def _of_table(table: pyarrow.Table) -> Iterator[Mapping[str, Any]]:
     chosen = table.select([name for name in FIELDS if name in table.column_names])
     if not chosen.column_names:
         raise UsageError(
-            f"no column of {', '.join(map(str, table.column_names)) or 'an empty table'} is a field of a row: "
+            f"no column of the table is a field of a row: found {', '.join(map(str, table.column_names))}: "
             f"name them {', '.join(FIELDS)}"
         )
     return (

@@ -69,8 +69,8 @@ class ScoreResults(Sequence["RowResult | RowFailure"]):
 def result_schema() -> pyarrow.Schema:
     """The columns of a table of results.
 
-    error_class, error: why a row was not scored; all others are null then but id. logprob: of a continuation or
-    a whole text; -inf is a true zero probability. pred: index of the best choice by each measure.
+    error_class, error: why a row was not scored; all others are null then but id. logprob: of a continuation
+    or a whole text; -inf is a true zero probability. pred: index of the best choice by each measure.
     """
     import pyarrow as pa
 

@@ -16,7 +16,7 @@ from .errors import UsageError
 from .named_request import as_decided, refuse_decided
 from .pool_backend import enter_pool, read_model
 from .rolling import RollingPolicy
-from .row_source import RowSource, mappings_of
+from .row_source import RowSource, index_of, mappings_of
 from .rows import RowFailure
 from .score_results import ScoreResults
 from .scoring import Scorer, score_windows
@@ -49,8 +49,8 @@ def open_pool(
 ) -> TextPool:
     """Join the pool of that name, or start one that ends with its `with` block or `close`.
 
-    model: a .tloop file; None: a named pool's own, else the one that ships. replicas to threads belong to a pool
-    that is started, and are refused beside a name. depth: loops where a call names none; None: the model's own.
+    model: a .tloop file; None: a named pool's own, else the one that ships. replicas, max_seq_len to threads:
+    of a pool that is started, refused beside a name. depth: loops where a call names none; None: the model's.
     add_bos to empty_continuation: what is done to text, as `tinyloop score --help` says.
     Raises: UsageError if it cannot be as asked, InfrastructureError if the pool cannot start or be reached.
     """
@@ -105,7 +105,7 @@ class TextPool:
         """
         options = TaskOptions(pmi, token_logprobs, rolling or RollingPolicy())
         outcomes = list(self._outcomes(rows, self._checked(depth), options, WINDOW_ROWS))
-        return ScoreResults(outcomes, self._checked(depth), getattr(rows, "index", None))
+        return ScoreResults(outcomes, self._checked(depth), index_of(rows))
 
     def stream(
         self,
@@ -119,8 +119,8 @@ class TextPool:
     ) -> Iterator[RowResult | RowFailure]:
         """As score, one by one and in order, for more rows than memory holds.
 
-        Two windows of window_rows are in memory; nothing more is read while nobody takes results. Leaving early
-        drops what is on its way. More rows a window share more prefixes.
+        Two windows of window_rows are in memory; nothing more is read while nobody takes results. Leaving
+        early drops what is on its way. More rows a window share more prefixes.
         """
         if window_rows < 1:
             raise UsageError(f"window_rows is {window_rows}: give at least 1")

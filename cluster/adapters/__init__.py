@@ -1,1 +1,1 @@
-"""x"""
+"""Adapters to tools that people already use; each needs an extra of its own and is imported by name."""
