@@ -1,7 +1,8 @@
 """Scored rows as one sequence, and as a table of pandas or Arrow.
 
-The table's columns are the fields of results.jsonl and errors.jsonl, whatever kinds of rows were scored;
-a field that a row does not have is null.
+A table has the same columns whatever kinds of rows were scored, with the names that results.jsonl has for
+them; what a row does not have is null. None is named like a field of a row, so that results can stand beside
+the rows that they came from.
 """
 
 from __future__ import annotations
@@ -57,8 +58,9 @@ class ScoreResults(Sequence["RowResult | RowFailure"]):
             raise RowError(first.error_class, message, first.attempts)
 
     def to_arrow(self) -> pyarrow.Table:
-        """One row an outcome; columns are those of `result_schema`. Needs pyarrow."""
-        return result_table(self._outcomes, self.depth)
+        """One row an outcome: `row_id`, then the columns of `result_schema`. Needs pyarrow."""
+        ids = [one.id if isinstance(one, RowFailure) else one.row.id for one in self._outcomes]
+        return result_table(self._outcomes, self.depth).add_column(0, "row_id", [ids])
 
     def to_pandas(self) -> pandas.DataFrame:
         """The same as a DataFrame, with the index of the DataFrame that the rows came in. Needs pandas."""
@@ -69,8 +71,9 @@ class ScoreResults(Sequence["RowResult | RowFailure"]):
 def result_schema() -> pyarrow.Schema:
     """The columns of a table of results.
 
-    error_class, error: why a row was not scored; all others are null then but id. logprob: of a continuation
-    or a whole text; -inf is a true zero probability. pred: index of the best choice by each measure.
+    error_class, error: why a row was not scored; all others are null then. logprob: of a continuation or a
+    whole text, natural; -inf is a true zero probability. pred: index of the best choice by each measure;
+    correct: whether that is the row's gold. choice_scores: one entry a choice.
     """
     import pyarrow as pa
 
@@ -92,11 +95,11 @@ def result_schema() -> pyarrow.Schema:
         "logprob_unconditional": pa.float64(),
         "pmi": pa.float64(),
     }
-    by_metric = pa.struct({name: pa.int32() for name in METRICS})
-    columns = {"id": pa.string(), "error_class": pa.string(), "error": pa.string(), "task": pa.string()}
-    columns |= {"depth": pa.int32(), **scored}
-    columns |= {"pred": by_metric, "gold": pa.int32(), "tie": pa.bool_()}
-    columns |= {"choices": pa.list_(pa.struct(choice))}
+    columns = {"error_class": pa.string(), "error": pa.string(), "task": pa.string(), "depth": pa.int32()}
+    columns |= scored
+    columns |= {"pred": pa.struct({name: pa.int32() for name in METRICS})}
+    columns |= {"correct": pa.struct({name: pa.bool_() for name in METRICS})}
+    columns |= {"tie": pa.bool_(), "choice_scores": pa.list_(pa.struct(choice))}
     columns |= {name: pa.int64() for name in ("n_tokens", "n_bytes", "n_words", "n_windows")}
     return pa.schema(columns)
 
@@ -145,4 +148,7 @@ def _ranked(result: ChoicesResult) -> dict[str, Any]:
         if choice.unconditional is not None:
             fields |= {"logprob_unconditional": choice.unconditional.logprob, "pmi": values["acc_pmi"]}
         choices.append(fields)
-    return {"pred": result.pred, "gold": result.gold, "tie": "acc" in result.tied, "choices": choices}
+    correct = None
+    if result.gold is not None:
+        correct = {name: None if best is None else best == result.gold for name, best in result.pred.items()}
+    return {"pred": result.pred, "correct": correct, "tie": "acc" in result.tied, "choice_scores": choices}

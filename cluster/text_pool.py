@@ -7,12 +7,13 @@ with open_pool(replicas=2) as pool:
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from .encoding import EmptyContinuation, Encoder
-from .errors import UsageError
+from .errors import InfrastructureError, UsageError
 from .named_request import as_decided, refuse_decided
 from .pool_backend import enter_pool, read_model
 from .rolling import RollingPolicy
@@ -68,6 +69,48 @@ def open_pool(
         empty_continuation=empty_continuation,
     )
     return TextPool(enter_pool(chosen, request, ray_address), chosen.encoder, chosen.depth)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolTicket:
+    """A named pool and what its clients need, for other processes: nothing is read where it is used."""
+
+    name: str
+    digest: str
+    encoder: Encoder
+    depth: int
+
+    def open(self) -> TextPool:
+        """Join the pool. Raises: InfrastructureError if that fails or it holds another model by now."""
+        from .fleet import PoolError
+        from .pool import ReplicaPool
+
+        try:
+            pool = ReplicaPool.connect(self.name)
+        except PoolError as error:
+            raise InfrastructureError(f"cannot join pool {self.name!r}: {error}") from error
+        info, max_rows = pool.info, self.encoder.policy.max_rows
+        if (info.digest, info.max_seq_len) != (self.digest, max_rows):
+            pool.close()
+            raise InfrastructureError(
+                f"pool {self.name!r} holds model {info.digest[:12]} with a window of {info.max_seq_len}, "
+                f"this is for {self.digest[:12]} with {max_rows}: was the pool started anew?"
+            )
+        return TextPool(pool, self.encoder, self.depth)
+
+
+def ticket_for(
+    name: str,
+    *,
+    model: str | Path | None = None,
+    depth: int | None = None,
+    ray_address: str | None = None,
+    **encoding: Any,
+) -> PoolTicket:
+    """A ticket for a pool that is up; the model file is read here, for its tokenizer. Raises as open_pool."""
+    request = as_decided(PoolRequest(None if model is None else Path(model), name=name), ray_address)
+    chosen = read_model(request, depth=depth, **encoding)
+    return PoolTicket(name, str(chosen.choice.identity["digest"]), chosen.encoder, chosen.depth)
 
 
 class TextPool:

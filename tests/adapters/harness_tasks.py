@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from paired_models import TEXT
 
-WORDS = (
-    "the keeper of lighthouse counted ships that passed before dawn some carried salt letters and one nothing "
-    "he wrote their names in a long green book when was full began another nobody asked him to stop winter"
-).split()
+WORDS = TEXT.replace(".", "").split()
 TASKS = ("tiny_choices", "tiny_few_shots", "tiny_documents", "tiny_answers")
 
 
@@ -82,7 +80,7 @@ def _write(
         "dataset_path": "json",
         "dataset_kwargs": {"data_files": files},
         "test_split": "test",
-        **{f"{split}ing_split" if split == "train" else "test_split": split for split in rows},
+        **({"training_split": "train"} if "train" in rows else {}),
         **config,
     }
     (folder / f"{name}.yaml").write_text(yaml.safe_dump(whole, allow_unicode=False))

@@ -18,10 +18,10 @@ WINDOW = 128
 BOS, EOS = "<s>", "</s>"
 TEXT = (
     "The keeper of the lighthouse counted the ships that passed before dawn. Some carried salt, some carried "
-    "letters, and one carried nothing at all. He wrote their names in a long green book, and when the book was "
-    "full he began another. Nobody had asked him to; nobody asked him to stop. In winter, when no ships came, he "
-    "read the old books aloud to the dog, who liked the salt ships best. What is the colour of the book? "
-    "How many ships passed before noon? The answer is twelve. The question was never answered. "
+    "letters, and one carried nothing at all. He wrote their names in a long green book, and when the book "
+    "was full he began another. Nobody had asked him to; nobody asked him to stop. In winter, when no ships "
+    "came, he read the old books aloud to the dog, who liked the salt ships best. What is the colour of the "
+    "book? How many ships passed before noon? The answer is twelve. The question was never answered. "
 )
 CHAT_TEMPLATE = (
     "{% for message in messages %}[{{ message['role'] }}] {{ message['content'] }}\n{% endfor %}"

@@ -20,7 +20,7 @@ from tinyloop.cluster.pool import ReplicaPool  # noqa: E402
 
 
 @pytest.fixture
-def make_pool(session: None, tmp_path: Path) -> Iterator[MakePool]:
+def make_pool(session: None, tmp_path: Path) -> Iterator[MakePool]:  # noqa: F811
     pools: list[ReplicaPool] = []
 
     def make(
