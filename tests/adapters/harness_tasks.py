@@ -26,7 +26,13 @@ def _questions(random_: random.Random, count: int) -> list[dict[str, Any]]:
         choices = [_phrase(random_, 1, 4) for _ in range(4)]
         if number % 5 == 0:
             choices[1] = "été " + choices[1]
-        rows.append({"question": _phrase(random_, 2, 12), "choices": choices, "gold": random_.randrange(4)})
+        rows.append(
+            {
+                "question": _phrase(random_, 2, 60 if number % 6 == 0 else 12),
+                "choices": choices,
+                "gold": random_.randrange(4),
+            }
+        )
     return rows
 
 
