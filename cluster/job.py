@@ -8,6 +8,7 @@ killed and however often. Lines depend on the row, the model and the settings al
 from __future__ import annotations
 
 from collections import deque
+from typing import Any
 
 from .errors import OUR_FAULTS, ErrorBudgetExceeded, InfrastructureError, Interrupted
 from .folder import JobFolder
@@ -69,7 +70,12 @@ class Job:
             self._journal.sync()
             raise
         finally:
+            self._work.close()
             self._journal.close()
+
+    def figures(self, elapsed_s: float) -> dict[str, Any]:
+        """What the kind of work says of this run."""
+        return self._work.figures(elapsed_s)
 
     def publish(self) -> Tally:
         """Build the final files and hold them against what was read.

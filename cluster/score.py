@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from .completion_task import Completion
 from .encoding import POLICIES
 from .kinds import Backend, ModelChoice, OpenBackend
 from .progress import Display
@@ -36,6 +37,7 @@ class ScoreKind:
         return parse_task(fields, replace_surrogates=self.settings.replace_surrogates)
 
     def characters(self, task: Task) -> int:
+        assert not isinstance(task, Completion)
         if isinstance(task, Text):
             return len(task.text)
         if isinstance(task, TokenContinuation):
@@ -63,6 +65,13 @@ class ScoreWork(Scorer):
                 line = result_line(outcome, self.depth, token_logprobs=self.options.token_logprobs)
                 lines.append((outcome.row.number, line))
         return lines
+
+    def figures(self, elapsed_s: float) -> dict[str, Any]:
+        """Nothing beside what every job says."""
+        return {}
+
+    def close(self) -> None:
+        """The pool itself ends what it was sent."""
 
 
 def run_score(
