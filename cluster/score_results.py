@@ -1,4 +1,4 @@
-"""Scored rows as one sequence, and as a table of pandas or Arrow.
+"""Scored rows as a sequence and as a table.
 
 A table has the same columns whatever kinds of rows were scored, with the names that results.jsonl has for
 them; what a row does not have is null. None is named like a field of a row, so that results can stand beside
@@ -7,65 +7,34 @@ the rows that they came from.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
-from .errors import RowError
+from .outcomes import Outcomes
 from .rows import TASK_NAMES, RowFailure
 from .tasks import ChoiceResult, ChoicesResult, PairResult, RowResult, TextResult
 
 if TYPE_CHECKING:
-    import pandas
     import pyarrow
 
 METRICS = ("acc", "acc_norm", "acc_bytes", "acc_token", "acc_pmi")
 
 
-class ScoreResults(Sequence["RowResult | RowFailure"]):
-    """One outcome a row, in the order of the rows. depth: loops that they were scored at."""
+class ScoreResults(Outcomes[RowResult]):
+    """Scored rows. depth: loops that they were scored at."""
 
     def __init__(self, outcomes: Iterable[RowResult | RowFailure], depth: int, index: Any = None) -> None:
         """index: of the DataFrame that the rows came in."""
-        self._outcomes = list(outcomes)
-        self._index = index
+        super().__init__(outcomes, index)
         self.depth = depth
 
-    @overload
-    def __getitem__(self, key: int) -> RowResult | RowFailure: ...
-    @overload
-    def __getitem__(self, key: slice) -> list[RowResult | RowFailure]: ...
-    def __getitem__(self, key: int | slice) -> RowResult | RowFailure | list[RowResult | RowFailure]:
-        return self._outcomes[key]
+    def table(self) -> pyarrow.Table:
+        """The columns of `result_schema`."""
+        return result_table(self, self.depth)
 
-    def __len__(self) -> int:
-        return len(self._outcomes)
-
-    def __iter__(self) -> Iterator[RowResult | RowFailure]:
-        return iter(self._outcomes)
-
-    @property
-    def failures(self) -> list[RowFailure]:
-        """Rows that were not scored, each with a class and a reason."""
-        return [outcome for outcome in self._outcomes if isinstance(outcome, RowFailure)]
-
-    def raise_failures(self) -> None:
-        """Raises: RowError, the first failure's, if any row was not scored."""
-        failures = self.failures
-        if failures:
-            first = failures[0]
-            message = f"{len(failures)} of {len(self)} rows were not scored; row {first.id}: {first.message}"
-            raise RowError(first.error_class, message, first.attempts)
-
-    def to_arrow(self) -> pyarrow.Table:
-        """One row an outcome: `row_id`, then the columns of `result_schema`. Needs pyarrow."""
-        ids = [one.id if isinstance(one, RowFailure) else one.row.id for one in self._outcomes]
-        return result_table(self._outcomes, self.depth).add_column(0, "row_id", [ids])
-
-    def to_pandas(self) -> pandas.DataFrame:
-        """The same as a DataFrame, with the index of the DataFrame that the rows came in. Needs pandas."""
-        frame = self.to_arrow().to_pandas()
-        return frame if self._index is None else frame.set_axis(self._index, axis=0)
+    def _id(self, result: RowResult) -> str:
+        return result.row.id
 
 
 def result_schema() -> pyarrow.Schema:

@@ -5,22 +5,16 @@ for result in score_rows(pool, encoder, [{"context": "2 + 2 =", "choices": [" 4"
 
 from __future__ import annotations
 
-import copy
 import itertools
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from .encoding import Encoder
-from .errors import RowError
 from .items import CancellingPool, ScoringPool
-from .rows import Row, RowFailure, parse_task, take_id
+from .row_stream import stream_rows
+from .rows import Fields, Row, RowFailure, Task, parse_task
 from .tasks import RowPlan, RowResult, TaskOptions, encode_rows
 from .window import Window
-
-COLLECT_TIMEOUT_S = 1.0
-MAX_OPEN_WINDOWS = 2
 
 
 class Scorer:
@@ -45,6 +39,10 @@ class Scorer:
         self._in_flight: dict[int, Window] = {} if in_flight is None else in_flight
         self.num_late = 0
 
+    def parse(self, fields: Fields) -> tuple[Task, Fields]:
+        """The typed task of a row without its id, and its other fields. Raises RowError."""
+        return parse_task(fields)
+
     def plan(self, rows: Sequence[Row]) -> list[RowPlan | RowFailure]:
         """Encode rows; one plan or failure a row, in order."""
         return encode_rows(self.encoder, rows, self.options)
@@ -65,6 +63,11 @@ class Scorer:
                 self.num_late += 1
             else:
                 window.accept(arrival)
+
+    def take(self, window: Window) -> list[tuple[int, RowResult | RowFailure]]:
+        """Rows that left the window since the last call, by number."""
+        finished = window.take_finished()
+        return [(one.number if isinstance(one, RowFailure) else one.row.number, one) for one in finished]
 
     def release(self, window: Window) -> None:
         """Forget a window whose rows have all left."""
@@ -88,79 +91,6 @@ def score_rows(
 
     Nothing else may use the pool meanwhile. Raises: what the pool raises.
     """
-    scorer = Scorer(pool, encoder, depth, options)
     rows = list(rows)
-    return list(score_windows(scorer, rows, window_rows=max(len(rows), 1)))
-
-
-def score_windows(
-    scorer: Scorer, rows: Iterable[Mapping[str, Any]], *, window_rows: int
-) -> Iterator[RowResult | RowFailure]:
-    """Score rows in windows of window_rows, of which two at most are in memory; outcomes come in order.
-
-    While nobody takes outcomes nothing more is read. Leaving early gives up what is on its way, where the
-    pool can. Raises: what the pool raises.
-    """
-    numbered = enumerate(rows)
-    open_windows: deque[_Begun] = deque()
-    try:
-        while True:
-            while len(open_windows) < MAX_OPEN_WINDOWS:
-                batch = [_row(number, fields) for number, fields in itertools.islice(numbered, window_rows)]
-                if not batch:
-                    break
-                open_windows.append(_begin(scorer, batch))
-            if not open_windows:
-                return
-            yield from _finish(scorer, open_windows[0])
-            open_windows.popleft()
-    finally:
-        for begun in open_windows:
-            scorer.give_up(begun.window)
-
-
-@dataclass(slots=True)
-class _Begun:
-    """A window on its way. outcomes: by row number, what is known of it already."""
-
-    window: Window
-    numbers: range
-    outcomes: dict[int, RowResult | RowFailure]
-
-
-def _begin(scorer: Scorer, batch: Sequence[Row | RowFailure]) -> _Begun:
-    outcomes: dict[int, RowResult | RowFailure] = {}
-    planned = iter(scorer.plan([row for row in batch if isinstance(row, Row)]))
-    plans: list[RowPlan] = []
-    for row in batch:
-        plan = row if isinstance(row, RowFailure) else next(planned)
-        if isinstance(plan, RowFailure):
-            outcomes[plan.number] = plan
-        else:
-            plans.append(plan)
-    first = batch[0].number
-    return _Begun(scorer.submit(plans), range(first, first + len(batch)), outcomes)
-
-
-def _finish(scorer: Scorer, begun: _Begun) -> Iterator[RowResult | RowFailure]:
-    while not begun.window.is_done:
-        for outcome in begun.window.take_finished():
-            begun.outcomes[outcome.number if isinstance(outcome, RowFailure) else outcome.row.number] = (
-                outcome
-            )
-        if not begun.window.is_done:
-            scorer.collect(COLLECT_TIMEOUT_S)
-    scorer.release(begun.window)
-    for number in begun.numbers:
-        yield begun.outcomes.pop(number)
-
-
-def _row(number: int, fields: Mapping[str, Any]) -> Row | RowFailure:
-    remaining = copy.copy(dict(fields))
-    row_id = f"row:{number}"
-    try:
-        row_id = take_id(remaining) or row_id
-        task, extra = parse_task(remaining)
-    except RowError as error:
-        return RowFailure(number, row_id, "", number + 1, error.error_class, error.message)
-    return Row(number, row_id, "", number + 1, task, extra)
+    scorer = Scorer(pool, encoder, depth, options)
+    return list(stream_rows(scorer, rows, window_rows=max(len(rows), 1)))

@@ -6,21 +6,26 @@ with open_pool(replicas=2) as pool:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
+from .completing import Completer, completion_kind
+from .completion_plans import LongPrompt
+from .completion_results import CompletionResults
+from .completion_window import RowCompletion
 from .encoding import EmptyContinuation, Encoder
 from .errors import InfrastructureError, UsageError
 from .named_request import as_decided, refuse_decided
 from .pool_backend import enter_pool, read_model
 from .rolling import RollingPolicy
-from .row_source import RowSource, index_of, mappings_of
+from .row_source import COMPLETION_FIELDS, SCORE_FIELDS, RowSource, index_of, mappings_of
+from .row_stream import stream_rows
 from .rows import RowFailure
 from .score_results import ScoreResults
-from .scoring import Scorer, score_windows
+from .scoring import Scorer
 from .settings import PoolRequest
 from .tasks import RowResult, TaskOptions
 from .window import Window
@@ -29,6 +34,8 @@ if TYPE_CHECKING:
     from .pool import ReplicaPool
 
 WINDOW_ROWS = 2_048
+# Completions take long, and all of a window are in the pool's memory.
+PROMPT_WINDOW_ROWS = 512
 
 
 def open_pool(
@@ -125,6 +132,7 @@ class TextPool:
         self.encoder = encoder
         self.depth = depth
         self._in_flight: dict[int, Window] = {}
+        self._flights: list[Any] = []
 
     @property
     def descriptor(self) -> dict[str, Any]:
@@ -165,10 +173,56 @@ class TextPool:
         Two windows of window_rows are in memory; nothing more is read while nobody takes results. Leaving
         early drops what is on its way. More rows a window share more prefixes.
         """
-        if window_rows < 1:
-            raise UsageError(f"window_rows is {window_rows}: give at least 1")
         options = TaskOptions(pmi, token_logprobs, rolling or RollingPolicy())
         return self._outcomes(rows, self._checked(depth), options, window_rows)
+
+    def generate(
+        self,
+        prompts: Iterable[str] | RowSource,
+        *,
+        seed: int = 0,
+        long_prompt: LongPrompt = "truncate",
+        chat_template: str = "",
+        **settings: Any,
+    ) -> CompletionResults:
+        """Complete prompts and wait for all; one result or failure a prompt, in order.
+
+        prompts: texts, or rows with prompt, messages or prompt_ids and settings of their own, as mappings or
+        a table. settings: those of `tinyloop generate`, of rows that do not say: max_new_tokens, temperature,
+        stop and so on. seed: with a row's id, by default its number here, decides what is drawn.
+        Raises: PoolError, UsageError for settings that are unknown, out of range or do not fit the model.
+        """
+        outcomes = self.stream_completions(
+            prompts, seed=seed, long_prompt=long_prompt, chat_template=chat_template, **settings
+        )
+        return CompletionResults(outcomes, index_of(prompts))
+
+    def stream_completions(
+        self,
+        prompts: Iterable[str] | RowSource,
+        *,
+        seed: int = 0,
+        long_prompt: LongPrompt = "truncate",
+        chat_template: str = "",
+        window_rows: int = PROMPT_WINDOW_ROWS,
+        **settings: Any,
+    ) -> Iterator[RowCompletion | RowFailure]:
+        """As generate, one by one and in order, with two windows of window_rows in memory."""
+        kind = completion_kind(
+            self.encoder,
+            self.descriptor,
+            self.depth,
+            settings=settings,
+            seed=seed,
+            long_prompt=long_prompt,
+            chat_template=chat_template,
+        )
+        completer = Completer(self.replicas, kind, self._flights)
+        rows = (
+            {"prompt": one} if isinstance(one, str) else one
+            for one in mappings_of(prompts, COMPLETION_FIELDS)
+        )
+        return stream_rows(completer, rows, window_rows=_checked_window(window_rows))
 
     def close(self) -> None:
         """End a pool that was started, leave one that was joined. Twice is harmless."""
@@ -186,9 +240,15 @@ class TextPool:
         self, rows: RowSource, depth: int, options: TaskOptions, window_rows: int
     ) -> Iterator[RowResult | RowFailure]:
         scorer = Scorer(self.replicas, self.encoder, depth, options, self._in_flight)
-        return score_windows(scorer, mappings_of(rows), window_rows=window_rows)
+        return stream_rows(scorer, mappings_of(rows, SCORE_FIELDS), window_rows=_checked_window(window_rows))
 
     def _checked(self, depth: int | None) -> int:
         if depth is not None and depth < 1:
             raise UsageError(f"depth is {depth}: give at least 1, or None for {self.depth}")
         return self.depth if depth is None else depth
+
+
+def _checked_window(window_rows: int) -> int:
+    if window_rows < 1:
+        raise UsageError(f"window_rows is {window_rows}: give at least 1")
+    return window_rows

@@ -19,12 +19,15 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
+from ..chat_template import ChatTemplate, ChatTemplateError
+from ..completion_window import RowCompletion
 from ..errors import RowError
 from ..fleet import PoolError
-from ..rows import RowFailure
+from ..rows import RowFailure, read_text
 from ..tasks import PairResult
 from .harness_cache import refuse_foreign_cache
 from .harness_errors import HarnessError, shown
+from .harness_generation import Seeds, conversation_text, refuse_lying_cache, settings_of
 from .harness_settings import open_for_harness
 
 log = logging.getLogger(__name__)
@@ -67,6 +70,8 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         self.seed = seed
         self._pool = open_for_harness(settings)
         atexit.register(self._pool.close)
+        self._template = self._own_template()
+        self._seeds = Seeds(seed)
         self._counts = {"merged_boundaries": 0, "own_splits": 0, "truncated": 0}
         self._ahead: dict[str, Ids] = {}
 
@@ -104,8 +109,33 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         return sums
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """Raises: HarnessError."""
-        raise NotImplementedError
+        """The text after each context up to the first stop string. Raises: HarnessError."""
+        asked = [request.args for request in requests]
+        texts: list[str] = []
+        bar = tqdm(total=len(asked), desc="Running generate_until requests", disable=disable_tqdm)
+        with bar:
+            for completion in self._completed(self._prompts(asked), asked):
+                texts.append(completion.outcomes[0].text)
+                self._counts["truncated"] += completion.plan.n_truncated > 0
+                if completion.plan.requests[0].temperature == 0:
+                    self.cache_hook.add_partial("generate_until", asked[len(texts) - 1], texts[-1])
+                bar.update()
+        return texts
+
+    def apply_chat_template(
+        self, chat_history: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True
+    ) -> str:
+        """A conversation by the model's own template. Raises: HarnessError."""
+        return conversation_text(self._template, chat_history, add_generation_prompt=add_generation_prompt)
+
+    def chat_template(self, chat_template: bool | str = False) -> str | None:
+        """The source of the model's template. Raises: HarnessError for another one by name."""
+        if isinstance(chat_template, str) and chat_template != "default":
+            raise HarnessError(
+                f"no chat template {chat_template!r}: a model file has one: give no name to "
+                "--apply_chat_template"
+            )
+        return None if self._template is None or not chat_template else self._template.source
 
     def _loglikelihood_tokens(
         self, requests: Sequence[tuple[Any, Ids, Ids]], disable_tqdm: bool = False, **_: Any
@@ -176,6 +206,13 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _own_template(self) -> ChatTemplate | None:
+        try:
+            return ChatTemplate.of_model(self._pool.descriptor, self._pool.encoder.tokenizer)
+        except ChatTemplateError as error:
+            log.warning("the model's %s", error)
+            return None
+
     # Texts to ids, ids to scores
     # ----------------------------------------------------------------------------------------------------
 
@@ -213,8 +250,27 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
                 owners.append(number)
                 yield {"context_ids": context_ids, "continuation_ids": continuation_ids}
 
+    def _prompts(self, asked: Sequence[tuple[str, Mapping[str, Any]]]) -> Iterator[Mapping[str, Any]]:
+        eos = self._pool.encoder.tokenizer.id_to_token(self.eot_token_id)
+        for begin in range(0, len(asked), ENCODED_AT_ONCE):
+            batch = asked[begin : begin + ENCODED_AT_ONCE]
+            texts = list({context for context, _ in batch})
+            self._ahead = dict(zip(texts, self._encode(texts), strict=True))
+            for context, gen_kwargs in batch:
+                settings = settings_of(gen_kwargs, eos, self.max_gen_toks)
+                if self.cache_hook.dbdict is not None:
+                    refuse_lying_cache(gen_kwargs, settings)
+                seed = self._seeds.of(context, gen_kwargs)
+                yield {"prompt_ids": self.tok_encode(context), "seed": seed, **settings}
+        self._ahead = {}
+
     def _encode(self, texts: Sequence[str]) -> list[Ids]:
         encoded: list[Ids] = []
+        for text in texts:
+            try:
+                read_text("text", text)
+            except RowError as error:
+                raise HarnessError(f"cannot encode {shown(text)}: {error.message}") from error
         for text, ids in zip(texts, self._pool.encoder.encode_texts(texts), strict=True):
             if isinstance(ids, RowError):
                 raise HarnessError(f"cannot encode {shown(text)}: {ids.message}")
@@ -230,6 +286,22 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
                         f"{name(result.number)} cannot be scored: {result.error_class}: {result.message}"
                     )
                 assert isinstance(result, PairResult)
+                yield result
+        except PoolError as error:
+            raise HarnessError(f"the pool failed: {error}: with --use_cache a run goes on") from error
+
+    def _completed(
+        self, rows: Iterator[Mapping[str, Any]], asked: Sequence[tuple[str, Any]]
+    ) -> Iterator[RowCompletion]:
+        """As _scored, of completions."""
+        try:
+            # Every request says how many ids it wants; a default for none would have to fit the window.
+            for result in self._pool.stream_completions(rows, max_new_tokens=1):
+                if isinstance(result, RowFailure):
+                    raise HarnessError(
+                        f"request {result.number} {shown(asked[result.number][0])} cannot be completed: "
+                        f"{result.error_class}: {result.message}"
+                    )
                 yield result
         except PoolError as error:
             raise HarnessError(f"the pool failed: {error}: with --use_cache a run goes on") from error

@@ -66,7 +66,7 @@ def write_tasks(folder: Path) -> Path:
         "output_type": "generate_until",
         "doc_to_text": "{{text}}",
         "doc_to_target": "{{answer}}",
-        "generation_kwargs": {"until": ["\n", "er", " the"], "max_gen_toks": 24, "do_sample": False},
+        "generation_kwargs": {"until": ["\n", "ev", "ha", " gre"], "max_gen_toks": 24, "do_sample": False},
         "metric_list": [{"metric": "exact_match"}],
     }
     prompts = [{"text": _phrase(random_, 1, 30), "answer": "salt"} for _ in range(12)]

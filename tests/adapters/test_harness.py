@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,12 +12,21 @@ import lm_eval
 import pytest
 import torch
 from harness_tasks import TASKS, write_tasks
-from lm_eval.api.model import CachingLM
+from lm_eval.api.model import CacheHook, CachingLM
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from paired_models import BOS, EOS, PairedModel, paired_model
+from tinyloop.cluster import registry
 from tinyloop.cluster.adapters.harness import HarnessModel
 from tinyloop.cluster.adapters.harness_errors import HarnessError
+from tinyloop.cluster.adapters.harness_generation import Seeds, conversation_text
+from tinyloop.cluster.chat_template import ChatTemplate
+from tinyloop.cluster.cli import app
+from tinyloop.cluster.config import PoolConfig
+from tinyloop.cluster.errors import UsageError
+from tinyloop.cluster.pool import ReplicaPool
+from tinyloop.cluster.tasks import PairResult
+from typer.testing import CliRunner
 
 # Both compute in float32, in other orders; a long document adds up some hundreds of such roundings.
 TOLERANCE = 1e-3
@@ -46,12 +56,14 @@ def theirs(paired: PairedModel) -> HFLM:
 
 
 @pytest.fixture(scope="module")
-def runs(
-    ours: HarnessModel, theirs: HFLM, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[dict[str, Any], dict[str, Any]]:
+def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tasks(tmp_path_factory.mktemp("tasks"))
+
+
+@pytest.fixture(scope="module")
+def runs(ours: HarnessModel, theirs: HFLM, tasks: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """All tasks by our adapter and by theirs."""
-    folder = write_tasks(tmp_path_factory.mktemp("tasks"))
-    return evaluated(ours, folder), evaluated(theirs, folder)
+    return evaluated(ours, tasks), evaluated(theirs, tasks)
 
 
 def evaluated(model: Any, folder: Path) -> dict[str, Any]:
@@ -143,6 +155,31 @@ def test_texts_have_the_same_ids(ours: HarnessModel, theirs: HFLM) -> None:
     assert ours.max_length == theirs.max_length
 
 
+def test_answers_are_the_same_texts(runs: tuple[dict[str, Any], dict[str, Any]], theirs: HFLM) -> None:
+    own, other = runs
+    task, clear, stopped = "tiny_answers", 0, 0
+    for mine, reference in zip(own["samples"][task], other["samples"][task], strict=True):
+        (text,), (expected,) = mine["filtered_resps"], reference["filtered_resps"]
+        margin = smallest_margin(theirs, mine["arguments"][0][0], expected)
+        if margin > LOGIT_MARGIN:
+            clear += 1
+            assert text == expected
+        stopped += len(theirs.tok_encode(expected)) < 20
+    assert clear == len(own["samples"][task])
+    assert 2 <= stopped < clear  # stop strings are met, and not everywhere
+    assert own["results"][task]["exact_match,none"] == other["results"][task]["exact_match,none"]
+
+
+def smallest_margin(model: HFLM, context: str, text: str) -> float:
+    """Of the two likeliest ids, wherever the oracle chose one."""
+    prompt = model.tok_encode(context)[-(model.max_length - 24) :]
+    ids = prompt + model.tok_encode(text, add_special_tokens=False)
+    with torch.no_grad():
+        logits = model.model(torch.tensor([ids])).logits[0, len(prompt) - 1 :]
+    best = logits.topk(2).values
+    return float((best[:, 0] - best[:, 1]).min())
+
+
 def test_odd_pairs_have_the_same_log_probabilities(ours: HarnessModel, theirs: HFLM) -> None:
     """Whitespace before the join, no context, a context with BOS, tokens that span the join."""
     pairs = [
@@ -151,13 +188,15 @@ def test_odd_pairs_have_the_same_log_probabilities(ours: HarnessModel, theirs: H
         ("", "The ships"),
         ("", f"{BOS}The ships"),
         (f"{BOS}The", " ships"),
+        (" \n", "ships"),
         ("The lighth", "ouse counted"),
-        ("shi", "ps passed before"),
+        ("the shi", "ps passed before"),
         ("Nobody asked " * 40, "him to stop"),
     ]
     merged = ours._counts["merged_boundaries"]
     found = ours.loglikelihood(requests_of(*pairs), disable_tqdm=True)
-    expected = theirs.loglikelihood(requests_of(*pairs), disable_tqdm=True)
+    # One by one: theirs mixes up pairs of the same ids that are split at different places.
+    expected = [theirs.loglikelihood(requests_of(pair), disable_tqdm=True)[0] for pair in pairs]
     for pair, mine, reference in zip(pairs, found, expected, strict=True):
         assert mine[0] == pytest.approx(reference[0], abs=TOLERANCE), pair
         assert mine[1] == reference[1]
@@ -167,18 +206,16 @@ def test_odd_pairs_have_the_same_log_probabilities(ours: HarnessModel, theirs: H
 def test_what_the_harness_cannot_split_is_scored_by_our_rule_and_counted(
     ours: HarnessModel, theirs: HFLM
 ) -> None:
-    """One token spans the whole continuation; a context is whitespace: theirs ends the run."""
-    pairs = [("shi", "ps"), (" \n", "ships")]
+    """One token spans the join and is all there is of the continuation: theirs ends the run."""
+    pair = ("the shi", "ps")
     before = ours._counts["own_splits"]
-    found = ours.loglikelihood(requests_of(*pairs), disable_tqdm=True)
-    assert ours._counts["own_splits"] - before == 2
-    for pair in pairs[:1]:
-        with pytest.raises(AssertionError):
-            theirs.loglikelihood(requests_of(pair), disable_tqdm=True)
-    rows = [{"context": context, "continuation": text} for context, text in pairs]
-    results = ours._pool.score(rows)
-    assert [value for value, _ in found] == [one.score.logprob for one in results]  # type: ignore[union-attr]
-    assert results[0].encoded.boundary == "merged"  # type: ignore[union-attr]
+    ((found, _),) = ours.loglikelihood(requests_of(pair), disable_tqdm=True)
+    assert ours._counts["own_splits"] - before == 1
+    with pytest.raises(AssertionError):
+        theirs.loglikelihood(requests_of(pair), disable_tqdm=True)
+    (result,) = ours._pool.score([{"context": pair[0], "continuation": pair[1]}])
+    assert isinstance(result, PairResult)
+    assert (found, result.encoded.boundary) == (result.score.logprob, "merged")
 
 
 def test_requests_that_cannot_be_scored_are_named(ours: HarnessModel) -> None:
@@ -212,7 +249,7 @@ def test_a_response_cache_serves_the_model_that_filled_it_alone(
     CachingLM(Foreign(), other).dbdict["some request"] = (-1.0, True)
     with pytest.raises(HarnessError, match="does not say which model"):
         CachingLM(ours, other)
-    ours.set_cache_hook(lm_eval.api.model.CacheHook(None))
+    ours.set_cache_hook(CacheHook(None))
 
 
 class Foreign:
@@ -229,6 +266,79 @@ def test_prompts_are_cached_under_a_name_with_model_and_depth(
     assert ours._pool.replicas.info.digest in name
     monkeypatch.setattr(ours._pool, "depth", 2)
     assert ours.tokenizer_name != name
+
+
+# ---- generation ----------------------------------------------------------------------------------
+
+
+def test_drawn_completions_differ_by_repeat_and_depend_on_nothing_else(ours: HarnessModel) -> None:
+    drawn = {"do_sample": True, "temperature": 1.0, "top_p": 0.9, "max_gen_toks": 8, "until": []}
+    asked = [
+        ("The keeper", drawn),
+        ("The keeper", drawn),
+        ("Some ships", drawn),
+        ("The", {"max_gen_toks": 4}),
+    ]
+    before, ours._seeds = ours._seeds, Seeds(1)
+    texts = ours.generate_until(requests_of(*asked), disable_tqdm=True)
+    assert texts[0] != texts[1]
+    ours._seeds = Seeds(1)
+    again = ours.generate_until(requests_of(asked[2], asked[0], asked[1]), disable_tqdm=True)
+    assert again == [texts[2], texts[0], texts[1]]
+    ours._seeds = Seeds(2)
+    assert ours.generate_until(requests_of(asked[0]), disable_tqdm=True) != texts[:1]
+    ours._seeds = before
+
+
+@pytest.mark.parametrize(
+    ("gen_kwargs", "words"),
+    [
+        ({"beam_size": 3}, r"generation_kwargs has beam_size: known are top_p"),
+        ({"num_beams": 3}, r"asks for beams: one beam alone"),
+        ({"do_sample": True}, r"has do_sample and no temperature above 0"),
+        ({"max_gen_toks": 128}, r"request 0 'a' cannot be completed: prompt_too_long: max_new_tokens is 128"),
+        ({"max_gen_toks": 4, "temperature": 1.0, "top_p": 2}, r"request 0 'a' cannot.*top_p is 2"),
+    ],
+)
+def test_generation_that_cannot_be_had_is_named(
+    ours: HarnessModel, gen_kwargs: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(HarnessError, match=words):
+        ours.generate_until(requests_of(("a", gen_kwargs)), disable_tqdm=True)
+
+
+def test_a_cache_that_would_serve_one_drawn_text_for_all_is_refused(
+    ours: HarnessModel, tmp_path: Path
+) -> None:
+    cached = CachingLM(ours, str(tmp_path / "drawn.db"))
+    with pytest.raises(HarnessError, match="add do_sample: true"):
+        cached.generate_until(requests_of(("a", {"temperature": 1.0, "max_gen_toks": 4})))
+    drawn = {"do_sample": True, "temperature": 1.0, "max_gen_toks": 4}
+    assert len(cached.generate_until(requests_of(("a", drawn)))) == 1
+    ours.set_cache_hook(CacheHook(None))
+
+
+def test_conversations_are_the_same_texts(ours: HarnessModel, theirs: HFLM) -> None:
+    asked = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "How many ships? "}]
+    begun = [*asked, {"role": "assistant", "content": "The answer is"}]
+    assert ours.apply_chat_template(asked) == theirs.apply_chat_template(asked)
+    assert ours.apply_chat_template(begun, False) == theirs.apply_chat_template(begun, False)
+    assert ours.apply_chat_template(begun, False).endswith("The answer is")
+    assert ours.chat_template(True) == theirs.chat_template(True)
+    with pytest.raises(HarnessError, match="no chat template 'tools'"):
+        ours.chat_template("tools")
+
+
+def test_a_system_message_that_the_template_refuses_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    source = (
+        "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+        "{{ m.content }}|{% endfor %}"
+    )
+    messages = [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
+    assert conversation_text(ChatTemplate(source), messages, add_generation_prompt=True) == "b|"
+    assert "the system message is left out" in caplog.text
+    with pytest.raises(HarnessError, match="leave --apply_chat_template out"):
+        conversation_text(None, messages, add_generation_prompt=True)
 
 
 # ---- settings ------------------------------------------------------------------------------------
@@ -258,3 +368,52 @@ def test_a_launcher_of_several_processes_is_refused(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(HarnessError, match="start one and give --model_args replicas=N"):
         HarnessModel()
+
+
+# ---- the command ---------------------------------------------------------------------------------
+
+
+def test_the_command_runs_the_harness_on_a_named_pool(
+    runs: tuple[dict[str, Any], dict[str, Any]],
+    tasks: Path,
+    paired: PairedModel,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sys.argv", ["tinyloop"])
+    config = PoolConfig(model=paired.file, threads=1024, numeric_mode="fp32")
+    ReplicaPool.up(config, "harness").close()
+    output = tmp_path / "results.json"
+    arguments = ["lm-eval", "run", "--model", "tinyloop", "--model_args", "pool=harness,depth=1"]
+    arguments += ["--include_path", str(tasks), "--tasks", "tiny_choices", "--limit", "6"]
+    arguments += ["--output_path", str(output), "--log_samples"]
+    try:
+        result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    finally:
+        registry.reap("harness")
+    assert result.exit_code == 0, result.output
+    assert "|tiny_choices|" in result.output
+    (written,) = tmp_path.glob("results*.json")
+    found = json.loads(written.read_text())
+    assert found["config"]["tinyloop"]["digest"] == runs[0]["config"]["tinyloop"]["digest"]
+    (samples,) = tmp_path.glob("samples_tiny_choices*.jsonl")
+    for line, sample in zip(
+        samples.read_text().splitlines(), runs[0]["samples"]["tiny_choices"], strict=False
+    ):
+        assert json.loads(line)["acc"] == sample["acc"]
+
+
+def test_the_command_says_what_is_wrong_as_any_other(tasks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["tinyloop"])
+    arguments = [
+        "lm-eval",
+        "run",
+        "--model",
+        "tinyloop",
+        "--model_args",
+        "depht=1",
+        "--tasks",
+        "tiny_choices",
+    ]
+    with pytest.raises(UsageError, match="unknown key 'depht': did you mean depth"):
+        CliRunner().invoke(app, [*arguments, "--include_path", str(tasks)], catch_exceptions=False)
