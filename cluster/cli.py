@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from . import options
+from .adapters.harness_cli import add_commands as add_harness
 from .depth_rule import DepthRequest, beyond, parse_cascade
 from .errors import ExitCode, JobError, UsageError
 from .generate_cli import add_commands as add_generate
@@ -42,6 +43,7 @@ app = typer.Typer(
 add_commands(app)
 add_operations(app)
 add_submit(app)
+add_harness(app)
 add_generate(app)
 add_reports(app)
 

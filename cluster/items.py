@@ -6,7 +6,7 @@ No Ray and no text here: token ids in, log-probabilities out. An item is the uni
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -115,3 +115,11 @@ class ScoringPool(Protocol):
 
     def collect(self, timeout_s: float) -> list[Scored | Failed]:
         """What has finished since the last call; waits up to timeout_s seconds for something."""
+
+
+@runtime_checkable
+class CancellingPool(Protocol):
+    """A pool that can drop a window that is on its way."""
+
+    def cancel(self, window: int) -> int:
+        """Give a window up. Returns how many of its items had not been collected; they never will be."""
