@@ -22,6 +22,7 @@ from .policies import POLICIES
 from .pool_cli import add_commands
 from .rolling import RollingPolicy
 from .settings import ErrorBudget, PoolRequest, ScoreSettings, parse_window
+from .submit_cli import add_commands as add_submit
 from .whole_option import whole
 
 app = typer.Typer(
@@ -34,6 +35,7 @@ app = typer.Typer(
 
 add_commands(app)
 add_operations(app)
+add_submit(app)
 add_generate(app)
 
 SCORE_EPILOG = epilog("What is done to text before it is scored:", POLICIES)

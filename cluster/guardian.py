@@ -1,4 +1,4 @@
-"""The parent of a score job's process: it outlives whatever ends that, and gives every end a known exit code.
+"""The parent of a job's process: it outlives whatever ends that, and gives every end a known exit code.
 
 Ray ends its driver with exit code 1 when a process of Ray's own dies. The parent makes that an infrastructure
 failure, completes the summary, and ends whatever the job's process started and left behind.
@@ -22,13 +22,16 @@ from .interrupts import SIGNALS
 SET_PARENT_DEATH_SIGNAL = 1
 SET_CHILD_SUBREAPER = 36
 
+# Set by Ray for the command of a job that was submitted to it.
+RAY_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+
 # Where the job's process says which folders it uses; absent without a parent.
 _to_parent: int | None = None
 
 
 def main() -> None:
-    """The command line: a score job under a parent of its own, everything else in this process."""
-    if sys.argv[1:2] == ["score"]:
+    """The command line: a job under a parent of its own, everything else in this process."""
+    if sys.argv[1:2] in (["score"], ["generate"]):
         sys.exit(Guardian().run())
     from .cli import main as run_command
 
@@ -69,7 +72,7 @@ class Guardian:
         end_children(not_ours)
         with os.fdopen(read_end, "rb") as pipe:
             announced = pipe.readline()
-        return self._account_for(code, announced)
+        return self._said_at_last(self._account_for(code, announced))
 
     def _forward(self, number: int, _frame: FrameType | None) -> None:
         self._received = number
@@ -90,6 +93,10 @@ class Guardian:
         """Give an end that the job did not choose an exit code and a line, and any stop a summary."""
         meaning, reason = code, f"the job stopped with exit code {code}"
         if code not in set(ExitCode):
+            finished = finished_with(announced)
+            if finished is not None:
+                print("warning: the job was finished, and its process did not end in order", file=sys.stderr)
+                return int(finished)
             meaning, reason = self._explain(code)
             print(f"error: {reason}: run again with --resume", file=sys.stderr)
         if announced and meaning in STATES:
@@ -97,6 +104,15 @@ class Guardian:
             with suppress(JobError, OSError):
                 complete_summary(output, work, ExitCode(meaning), reason)
         return int(meaning)
+
+    def _said_at_last(self, code: int) -> int:
+        """Where Ray runs the job: the exit code as its last line, since Ray itself passes few of them on."""
+        if RAY_JOB in os.environ:
+            from .job_status import last_line
+
+            with suppress(OSError):
+                print(last_line(ExitCode(code)), flush=True)
+        return code
 
     def _explain(self, code: int) -> tuple[ExitCode, str]:
         received = self._received if self._received is not None else -code
@@ -107,6 +123,21 @@ class Guardian:
             ExitCode.INFRASTRUCTURE,
             f"the job's process {how}, as happens when Ray dies or memory runs out",
         )
+
+
+def finished_with(announced: bytes) -> ExitCode | None:
+    """The exit code of a job that was finished before its process fell over its own feet; None if it was not.
+
+    A job removes the summary of earlier ones as it begins, and writes its own before it ends its pool.
+    """
+    if not announced:
+        return None
+    try:
+        summary = json.loads((Path(json.loads(announced)[0]) / "summary.json").read_bytes())
+        code = ExitCode(summary["exit_code"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+    return code if summary.get("state") == "complete" else None
 
 
 def complete_summary(output: Path, work: Path, code: ExitCode, reason: str) -> None:

@@ -13,12 +13,8 @@ from typing import Any
 import ray
 from ray._private import worker as ray_worker
 
+from .cluster_token import TokenRefused, advice, is_refusal, refuse_missing_token, use_token
 from .fleet import PoolError
-
-try:
-    from ray._private.authentication import authentication_token_setup as token_setup
-except ImportError:  # an older Ray knows no tokens
-    token_setup = None
 
 CONNECT_S = 5.0
 JOIN_S = 30.0
@@ -84,7 +80,9 @@ def _join(address: str, source: str) -> None:
             socket.create_connection((match["host"].strip("[]"), int(match["port"])), CONNECT_S).close()
         except (OSError, OverflowError) as error:
             raise PoolError(f"{where}: {error}: {todo}") from error
-    _use_token()
+    use_token()
+    if not address.startswith("ray://"):
+        refuse_missing_token(address)
     joined: Future[None] = Future()
 
     def join() -> None:
@@ -104,17 +102,9 @@ def _join(address: str, source: str) -> None:
         raise PoolError(f"{where}: no answer in {JOIN_S:.0f} s: {todo}") from error
     except Exception as error:
         # Ray raises many types here, Exception itself among them.
+        if is_refusal(error):
+            raise TokenRefused(f"{where}: {advice()}") from error
         raise PoolError(f"{where}: {type(error).__name__}: {error}: {todo}") from error
-
-
-def _use_token() -> None:
-    """Show the token that lies ready here to a cluster that asks for one, as Ray's own commands do.
-
-    Ray's init does so only where RAY_AUTH_MODE says token; what that says, if anything, still holds.
-    """
-    if token_setup is not None and hasattr(token_setup, "maybe_enable_token_auth_if_token_available"):
-        logging.getLogger(token_setup.__name__).setLevel(logging.ERROR)
-        token_setup.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
 
 
 def _start_session() -> None:

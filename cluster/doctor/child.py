@@ -70,15 +70,17 @@ def probe_cluster(address: str) -> dict[str, Any]:
     """Join a Ray cluster as every command does, and leave it."""
     import ray
 
+    from ..cluster_token import TokenRefused
     from ..fleet import PoolError
     from ..session import join
 
     try:
         join(address)
+    except TokenRefused as error:
+        return {"address": address, "error": str(error), "refused": True}
     except PoolError as error:
         reason = error.__cause__ or error
-        refused = type(reason).__name__ == "AuthenticationError"  # which an older Ray does not have
-        return {"address": address, "error": f"{type(reason).__name__}: {reason}", "refused": refused}
+        return {"address": address, "error": f"{type(reason).__name__}: {reason}"}
     here = ray.get_runtime_context().get_node_id()
     nodes = [node for node in ray.nodes() if node["Alive"]]
     gpus_here = next((int(n["Resources"].get("GPU", 0)) for n in nodes if n["NodeID"] == here), None)

@@ -14,10 +14,15 @@ ROOMS = ("native", "workers", "cluster")
 TOOLS_OF_DEVELOPMENT = {f"native/reference/{name}.py" for name in ("layers", "model", "state", "stored")}
 
 
+# Where the import name is not the distribution's own.
+IMPORT_NAMES = {"grpcio": "grpc", "pyyaml": "yaml"}
+
+
 def names(requirements: list[str]) -> set[str]:
-    """Import names of requirements; for all of ours they are the distributions' own."""
+    """Import names of requirements."""
     found = (re.match(r"[\w.-]+", requirement) for requirement in requirements)
-    return {match[0].lower().replace("-", "_") for match in found if match}
+    plain = {match[0].lower().replace("-", "_") for match in found if match}
+    return {IMPORT_NAMES.get(name, name) for name in plain}
 
 
 def third_party_imports(path: Path) -> set[str]:

@@ -22,6 +22,8 @@ RAY_FILES = {
     "cluster/client.py",
     "cluster/pool.py",
     "cluster/session.py",
+    "cluster/cluster_token.py",
+    "cluster/job_server.py",
     "cluster/generation.py",
     "cluster/generation_desk.py",
     "cluster/doctor/child.py",
