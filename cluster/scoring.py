@@ -48,7 +48,7 @@ class Scorer:
         return parse_task(fields)
 
     def plan(self, rows: Sequence[Row]) -> list[RowPlan | RowFailure]:
-        """Encode rows; one plan or failure a row, in order. Raises: UsageError for one without a needed gate."""
+        """Encode rows; one plan or failure a row, in order. Raises: UsageError (refuse_ungated)."""
         refuse_ungated(rows, self.options.effort)
         return encode_rows(self.encoder, rows, self.options)
 

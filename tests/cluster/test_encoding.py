@@ -210,6 +210,8 @@ def test_r16_truncation_moves_no_boundary_and_flags_a_lost_bos() -> None:
     with_bos = make_encoder(3, bos=True).encode_pair("abc", "de")
     assert with_bos.ids.tolist() == ids_of("bcde")
     assert with_bos.bos_truncated
+    just = make_encoder(4, bos=True).encode_pair("abc", "de")
+    assert (just.ids.tolist(), just.n_truncated, just.bos_truncated) == (ids_of("abcde"), 1, True)
     assert not make_encoder(5, bos=True).encode_pair("abc", "de").bos_truncated
 
 

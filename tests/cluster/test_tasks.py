@@ -156,6 +156,13 @@ def test_r23_minus_infinity_is_null_with_a_reason_and_ranks_last() -> None:
     assert line["logprob_reason"] == "neg_inf"
 
 
+def test_r23_no_line_ever_holds_what_json_has_not() -> None:
+    (result,) = score({"context": "q", "continuation": "x", "note": math.nan})
+    assert isinstance(result, PairResult)
+    with pytest.raises(ValueError, match="JSON"):
+        result_line(result, DEPTH)
+
+
 def test_r25_every_normalisation_of_every_choice() -> None:
     choices = ["\u00e9", "ab", "hello"]
     (result,) = score(question(*choices, gold=2), pmi=True)
