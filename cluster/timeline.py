@@ -10,6 +10,7 @@ thinned or left out is said by interval_s, by "windows" and "merged", and by the
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -198,7 +199,7 @@ class Timeline:
         try:
             if earlier["format_version"] != FORMAT_VERSION or tuple(earlier["columns"]) != COLUMNS:
                 raise ValueError("another version's")
-            samples = [[float(value) for value in row] for row in earlier["samples"]]
+            samples = [[finite(value) for value in row] for row in earlier["samples"]]
             if any(len(row) != len(COLUMNS) for row in samples):
                 raise ValueError("a sample lacks a column")
             lanes = [Lane.from_json(lane) for lane in earlier["lanes"]]
@@ -206,8 +207,8 @@ class Timeline:
             windows = [WindowTimes(**w) for w in earlier["windows"] if w["committed_s"] is not None]
             runs, deaths = list(earlier["runs"]), list(earlier["deaths"])
             counts = int(earlier["num_runs"]), int(earlier["num_deaths"])
-            interval_s = float(earlier["interval_s"])
-        except (LookupError, TypeError, ValueError):
+            interval_s = max(FIRST_INTERVAL_S, finite(earlier["interval_s"]))
+        except (LookupError, TypeError, ValueError, ArithmeticError):
             # The story of earlier runs is lost, their results are not.
             self._lost = True
             return
@@ -216,6 +217,14 @@ class Timeline:
         self._windows, self._runs, self._deaths = windows[-MOST_WINDOWS:], runs, deaths[:MOST_DEATHS]
         self._num_runs, self._num_deaths = counts
         self._interval_s, self._lost = interval_s, bool(earlier.get("earlier_lost"))
+
+
+def finite(value: Any) -> float:
+    """A number of a file. Raises ValueError or TypeError if it is none or not finite."""
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"{value!r} is not finite")
+    return number
 
 
 def _whole(value: float) -> float:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
 from itertools import zip_longest
 from tempfile import TemporaryDirectory
 from types import TracebackType
@@ -95,8 +94,7 @@ class Waiting:
 
 def pairs(a: Iterator[bytes], b: Iterator[bytes], waiting: Waiting) -> Iterator[Pair]:
     """Lines of both runs, paired by id; at the end, those of which the other run has none, with None."""
-    with closing(_lockstep(a, b, waiting)) as matched:
-        yield from matched
+    yield from _lockstep(a, b, waiting)
     yield from ((line, None) for line in waiting.left(0))
     yield from ((None, line) for line in waiting.left(1))
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..lanes import Lane
-from ..timeline import COLUMNS, FORMAT_VERSION, WindowTimes
+from ..timeline import COLUMNS, FORMAT_VERSION, WindowTimes, finite
 
 MOST_BUCKETS = 120
 
@@ -48,13 +47,13 @@ def read_story(timeline: Mapping[str, Any]) -> tuple[Story | None, str]:
         return None, "timeline.json was written by another version and cannot be read by this one."
     try:
         return _story(timeline), ""
-    except (LookupError, TypeError, ValueError, AttributeError):
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError):
         return None, "timeline.json is damaged and was left out."
 
 
 def _story(timeline: Mapping[str, Any]) -> Story:
     columns = [str(name) for name in timeline["columns"]]
-    samples = [[_finite(value) for value in row] for row in timeline["samples"]]
+    samples = [[finite(value) for value in row] for row in timeline["samples"]]
     series = {name: [row[k] for row in samples] for k, name in enumerate(columns)}
     if not set(COLUMNS) <= series.keys():
         raise ValueError("a column is missing")
@@ -63,10 +62,10 @@ def _story(timeline: Mapping[str, Any]) -> Story:
         series=series,
         lanes=[Lane.from_json(lane) for lane in timeline["lanes"]],
         windows=[WindowTimes(**window) for window in timeline["windows"]],
-        run_begins_s=[_finite(run["begin_s"]) for run in runs],
+        run_begins_s=[finite(run["begin_s"]) for run in runs],
         command=[str(word) for word in runs[-1].get("command", [])] if runs else [],
-        started_unix_s=_finite(runs[0]["started_unix_s"]) if runs else None,
-        deaths=[(_finite(at), int(slot), str(trouble)) for at, slot, trouble in timeline["deaths"]],
+        started_unix_s=finite(runs[0]["started_unix_s"]) if runs else None,
+        deaths=[(finite(at), int(slot), str(trouble)) for at, slot, trouble in timeline["deaths"]],
         num_runs=int(timeline["num_runs"]),
         num_deaths=int(timeline["num_deaths"]),
         is_partial=bool(timeline.get("earlier_lost")),
@@ -126,10 +125,3 @@ def _growth(
         covered += overlap
         grown += (counts[i + 1] - counts[i]) * overlap / span
     return grown / covered if covered > 0 else None
-
-
-def _finite(value: Any) -> float:
-    number = float(value)
-    if not math.isfinite(number):
-        raise ValueError("not finite")
-    return number
