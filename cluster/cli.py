@@ -21,6 +21,7 @@ from .job_cli import epilog, run_on_pool
 from .operations_cli import add_commands as add_operations
 from .pool_cli import add_commands
 from .rolling import RollingPolicy
+from .serve_cli import add_commands as add_serve
 from .settings import ErrorBudget, PoolRequest, ScoreSettings, parse_window
 from .whole_option import whole
 
@@ -35,6 +36,7 @@ app = typer.Typer(
 add_commands(app)
 add_operations(app)
 add_generate(app)
+add_serve(app)
 
 SCORE_EPILOG = epilog("What is done to text before it is scored:", POLICIES)
 
