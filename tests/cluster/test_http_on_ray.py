@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -340,3 +342,24 @@ def empty(folder: Path) -> Path:
     path = folder / "keys"
     path.write_text("\n")
     return path
+
+
+def test_the_examples_of_the_guide_run(client: openai.OpenAI, server: Server) -> None:
+    page = (Path(__file__).parents[2] / "cluster" / "HTTP.md").read_text()
+    page = page.replace("http://127.0.0.1:8000", server.url).replace('"shared"', f'"{NAME}"')
+    page = page.replace('api_key="none"', f'api_key="{KEY}"').replace(
+        "curl -s", f"curl -s -H 'authorization: Bearer {KEY}'"
+    )
+    (asked,) = [block for block in blocks(page, "sh") if "curl" in block]
+    done = subprocess.run(["bash", "-c", asked], capture_output=True, text=True, check=True)
+    answer = json.loads(done.stdout)
+    whole = client.completions.create(model=NAME, prompt="The river", max_tokens=8, temperature=0)
+    assert answer["choices"][0]["text"] == whole.choices[0].text
+    (program,) = blocks(page, "python")
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    scored = json.loads(done.stdout.splitlines()[0].replace("None", "null"))
+    assert len(scored) == len(ids_of("The river"))
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
