@@ -128,6 +128,10 @@ def _unique(pairs: list[tuple[str, Any]]) -> Fields:
     return fields
 
 
+# Made once: json.loads makes one for every line.
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite)
+
+
 def parse_json(line: bytes) -> Fields:
     """One line to one object, strictly.
 
@@ -142,7 +146,7 @@ def parse_json(line: bytes) -> Fields:
             "invalid_unicode", f"line is not UTF-8: {error.reason} at byte {error.start}"
         ) from None
     try:
-        value = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite)
+        value = _DECODER.decode(text)
     except RecursionError:
         raise RowError("invalid_json", TOO_DEEP) from None
     except ValueError as error:

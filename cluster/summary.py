@@ -13,6 +13,9 @@ from typing import Any, Protocol
 
 from .completion_summary import CompletionTally
 
+# Made once, and given text: json.loads looks for the encoding of every line.
+_DECODER = json.JSONDecoder()
+
 METRICS = ("acc", "acc_norm", "acc_bytes", "acc_token", "acc_pmi")
 
 
@@ -197,7 +200,7 @@ class Tally:
             tally._add_results(file)
         with (output / "errors.jsonl").open("rb") as file:
             for line in file:
-                failure = json.loads(line)
+                failure = _DECODER.decode(line.decode())
                 tally.ids.add(failure["id"])
                 tally.failures[failure["class"]] += 1
         return tally
@@ -218,7 +221,7 @@ class Tally:
 
     def _add_results(self, lines: Iterable[bytes]) -> None:
         for line in lines:
-            result = json.loads(line)
+            result = _DECODER.decode(line.decode())
             self.ids.add(result["id"])
             self.results += 1
             key = result["file"], result["task"]
