@@ -17,11 +17,11 @@ from . import options
 from .encoding import POLICIES
 from .errors import ExitCode, JobError, UsageError
 from .generate_cli import add_commands as add_generate
-from .job_cli import epilog, run_on_pool
+from .job_cli import epilog, output_of, run_on_pool
 from .operations_cli import add_commands as add_operations
 from .pool_cli import add_commands
 from .rolling import RollingPolicy
-from .settings import ErrorBudget, PoolRequest, ScoreSettings, parse_window
+from .settings import ErrorBudget, PoolRequest, ScoreSettings, parse_retry, parse_window
 from .submit_cli import add_commands as add_submit
 from .whole_option import whole
 
@@ -62,12 +62,15 @@ def common(
 def score(
     input: options.Input,
     output: options.Output,
+    input_format: options.InputFormat = None,
+    output_format: options.OutputFormat = "jsonl",
     model: options.ModelFile = None,
     replicas: options.Replicas = None,
     depth: options.Depth = None,
     limit: options.Limit = None,
     resume: options.Resume = False,
     overwrite: options.Overwrite = False,
+    retry_errors: options.RetryErrors = None,
     max_errors: options.MaxErrors = None,
     fail_fast: options.FailFast = False,
     max_seq_len: options.MaxSeqLen = None,
@@ -88,17 +91,19 @@ def score(
     stride: options.Stride = None,
     bos_every_window: options.BosEveryWindow = False,
 ) -> None:
-    """Log-likelihood, multiple choice and rolling perplexity of JSONL rows.
+    """Log-likelihood, multiple choice and rolling perplexity of rows.
 
     A row is one of: context + continuation; context + choices (+ gold); context_ids + continuation_ids; text.
     An optional prefix is put before context, id or custom_id names the row, other fields are carried through.
     """
     settings = ScoreSettings(
         inputs=tuple(input),
-        output=output,
-        work_dir=work_dir,
-        resume=resume,
+        **output_of(output, work_dir),
+        input_format=input_format,
+        output_format=output_format,
+        resume=resume or retry_errors is not None,
         overwrite=overwrite,
+        retry=parse_retry(retry_errors),
         limit=limit,
         budget=ErrorBudget.parse(max_errors, fail_fast=fail_fast),
         max_window_rows=parse_window(window),

@@ -10,7 +10,7 @@ from .progress import clock, counted
 from .summary import METRICS
 
 
-def closing_lines(summary: dict[str, Any], output: Path) -> Iterator[str]:
+def closing_lines(summary: dict[str, Any], output: Path | str) -> Iterator[str]:
     """Accuracy by file and task, speed, hit rate against the ideal, errors by class, where results are."""
     for group in summary["groups"]:
         yield f"{group['file']} [{group['task']}]: {_group(group)}"
@@ -24,7 +24,8 @@ def closing_lines(summary: dict[str, Any], output: Path) -> Iterator[str]:
         classes = ", ".join(f"{name} {count:,}" for name, count in summary["errors_by_class"].items())
         yield f"errors: {counted(summary['errors'], 'row')} ({classes})"
     yield from (f"note: {warning}" for warning in summary["warnings"])
-    yield f"results in {output / 'results.jsonl'}, errors in errors.jsonl, figures in summary.json"
+    ending = summary.get("output_format", "jsonl")
+    yield f"results in {output}/results.{ending}, errors in errors.{ending}, figures in summary.json"
 
 
 def _group(group: dict[str, Any]) -> str:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from .errors import OUR_FAULTS, ErrorBudgetExceeded, InfrastructureError, Interrupted
-from .folder import JobFolder
+from .errors import ErrorBudgetExceeded, InfrastructureError, Interrupted
+from .folder import PARTS, JobFolder
 from .inputs import InputFile
 from .interrupts import Interrupts
 from .journal import Journal
@@ -19,7 +19,8 @@ from .kinds import Backend, Kind
 from .planning import OpenWindow, WindowReader
 from .progress import Progress, counted
 from .records import FAILURE_START
-from .results import Parts, publish
+from .results import Parts, publish, written_ids
+from .retrying import Kept, prepare
 from .settings import JobSettings
 from .summary import Tally
 
@@ -46,17 +47,17 @@ class Job:
         self._progress = progress
         self._interrupts = interrupts
         self._work = kind.begin(backend)
-        self._parts = Parts(folder.work / "parts")
+        prepare(folder)
+        self._parts = Parts(folder.work / PARTS)
         self._journal = Journal(folder.work / "journal")
-        recovered = self._read_journal()
+        kept = Kept(folder, files, self._parts.end, self._journal.recover(self._parts.end))
         self._reader = WindowReader(
-            settings, files, kind, self._work, self._parts.end, recovered, after_batch=self._after_batch
+            settings, files, kind, self._work, self._parts.end, kept, after_batch=self._after_batch
         )
         self._open: deque[OpenWindow] = deque()
-        self.rows_resumed = self._parts.end + len(recovered)
+        self.rows_resumed = self._parts.end + kept.count
         self.num_tokens = 0
-        recovered_errors = sum(line.startswith(FAILURE_START) for line in recovered.values())
-        progress.begin_at(self.rows_resumed, self._parts.num_failures + recovered_errors)
+        progress.begin_at(self.rows_resumed, self._parts.num_failures + kept.num_failures)
 
     def run(self) -> None:
         """Do everything that is not committed yet, and commit it.
@@ -82,21 +83,21 @@ class Job:
 
         Raises: InfrastructureError if input rows are not exactly the results and errors.
         """
-        publish(self._parts, self._folder.output)
-        tally = Tally.of_files(self._folder.output)
-        if tally.ids != self._reader.ids:
+        output, output_format = self._folder.output, self._settings.output_format
+        publish(self._parts, output, output_format)
+        if output_format == "jsonl":
+            tally = Tally.of_files(output)
+            written = tally.ids
+        else:
+            tally = Tally.of_lines(self._parts.results(), self._parts.failures())
+            written = written_ids(output, output_format)
+        if not tally.ids == written == self._reader.ids:
             raise InfrastructureError(
                 f"reconciliation failed: {self._reader.ids.count} rows were read, {tally.results} results "
                 f"and {sum(tally.failures.values())} errors were written, or their ids differ: start again "
                 "with --overwrite"
             )
         return tally
-
-    def _read_journal(self) -> dict[int, bytes]:
-        """Lines that need not be made again. Failures of our own are tried again."""
-        ours = tuple(FAILURE_START + f' "{name}"'.encode() for name in sorted(OUR_FAULTS))
-        recovered = self._journal.recover(self._parts.end)
-        return {number: line for number, line in recovered.items() if not line.startswith(ours)}
 
     def _go_on(self) -> None:
         windows = self._reader.windows()

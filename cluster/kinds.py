@@ -16,6 +16,7 @@ from .items import ScoringPool
 from .progress import PoolFigures
 from .prompt_streams import GeneratingPool
 from .rows import Fields, Row, RowFailure, Task
+from .sources.table import Columns
 
 
 class Plan(Protocol):
@@ -97,13 +98,15 @@ class Kind(Protocol):
     """A kind of work before a pool is open.
 
     policies: name and sentence of what is done to rows, for run.json. options: a dataclass of what in the
-    settings decides a byte of the results, for the fingerprint.
+    settings decides a byte of the results, for the fingerprint. columns: what parse looks for in a table.
     """
 
     @property
     def policies(self) -> Mapping[str, str]: ...
     @property
     def options(self) -> Any: ...
+    @property
+    def columns(self) -> Columns: ...
 
     def parse(self, fields: Fields) -> tuple[Task, Fields]:
         """The typed task of a row without its id, and the fields to carry through. Raises RowError."""

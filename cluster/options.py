@@ -9,8 +9,17 @@ from typer import Option
 
 from .whole_option import whole
 
-Input = Annotated[list[str], Option("-i", "--input", help="JSONL file or glob; repeatable.")]
-Output = Annotated[Path, Option("-o", "--output", help="Folder of the results.")]
+Input = Annotated[
+    list[str], Option("-i", "--input", help="JSONL, CSV or Parquet: path, URL or glob; repeatable.")
+]
+InputFormat = Annotated[
+    Literal["jsonl", "csv", "parquet"] | None,
+    Option("--input-format", help="Of all inputs; default: by the ending of each name."),
+]
+OutputFormat = Annotated[
+    Literal["jsonl", "csv", "parquet"], Option("--output-format", help="Of results and errors.")
+]
+Output = Annotated[str, Option("-o", "--output", help="Folder of the results; of a URL with --work-dir.")]
 ModelFile = Annotated[Path | None, Option("--model", help="Model file; default: the one that ships here.")]
 Replicas = Annotated[int | None, whole(1, 1024, help="Processes that hold the model; default: one.")]
 Depth = Annotated[int | None, whole(1, help="Loops to run; default: what the model was made for.")]
@@ -18,6 +27,10 @@ Limit = Annotated[int | None, whole(0, help="Score the first N rows alone.")]
 LimitRows = Annotated[int | None, whole(0, help="Complete the first N rows alone.")]
 Resume = Annotated[bool, Option("--resume", help="Go on where a job in the folder stopped.")]
 Overwrite = Annotated[bool, Option("--overwrite", help="Replace a job in the folder.")]
+RetryErrors = Annotated[
+    str | None,
+    Option(metavar="CLASSES", help="Resume, and try rows again that failed so: a,b or 'ours' or 'all'."),
+]
 MaxErrors = Annotated[str | None, Option(help="Stop with exit code 4 beyond 20, 0.01 or 1% row errors.")]
 FailFast = Annotated[bool, Option("--fail-fast", help="Stop at the first row error.")]
 MaxSeqLen = Annotated[int | None, whole(2, help="Window in tokens; default: 2048 or the model's limit.")]

@@ -15,6 +15,7 @@ from .rows import Choices, Fields, RowFailure, Task, Text, TokenContinuation, pa
 from .running import run_job
 from .scoring import Scorer
 from .settings import ScoreSettings
+from .sources.table import SCORE_COLUMNS, Columns
 from .tasks import TaskOptions
 from .window import Window
 
@@ -32,6 +33,10 @@ class ScoreKind:
     @property
     def options(self) -> TaskOptions:
         return self.settings.task_options
+
+    @property
+    def columns(self) -> Columns:
+        return SCORE_COLUMNS
 
     def parse(self, fields: Fields) -> tuple[Task, Fields]:
         return parse_task(fields, replace_surrogates=self.settings.replace_surrogates)

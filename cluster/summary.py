@@ -195,14 +195,18 @@ class Tally:
     @classmethod
     def of_files(cls, output: Path) -> Tally:
         """Read both files of an output folder, line by line."""
+        with (output / "results.jsonl").open("rb") as results, (output / "errors.jsonl").open("rb") as errors:
+            return cls.of_lines(results, errors)
+
+    @classmethod
+    def of_lines(cls, results: Iterable[bytes], errors: Iterable[bytes]) -> Tally:
+        """Count lines of JSON."""
         tally = cls()
-        with (output / "results.jsonl").open("rb") as file:
-            tally._add_results(file)
-        with (output / "errors.jsonl").open("rb") as file:
-            for line in file:
-                failure = _DECODER.decode(line.decode())
-                tally.ids.add(failure["id"])
-                tally.failures[failure["class"]] += 1
+        tally._add_results(results)
+        for line in errors:
+            failure = _DECODER.decode(line.decode())
+            tally.ids.add(failure["id"])
+            tally.failures[failure["class"]] += 1
         return tally
 
     def report(self) -> dict[str, Any]:
