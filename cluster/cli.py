@@ -9,21 +9,28 @@ import json
 import sys
 import traceback
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from . import options
-from .encoding import POLICIES
+from .adapters.harness_cli import add_commands as add_harness
+from .depth_rule import DepthRequest, beyond, parse_cascade
 from .errors import ExitCode, JobError, UsageError
 from .generate_cli import add_commands as add_generate
 from .job_cli import epilog, output_of, run_on_pool
 from .operations_cli import add_commands as add_operations
+from .policies import POLICIES
 from .pool_cli import add_commands
+from .report_cli import add_commands as add_reports
 from .rolling import RollingPolicy
 from .settings import ErrorBudget, PoolRequest, ScoreSettings, parse_retry, parse_window
 from .submit_cli import add_commands as add_submit
 from .whole_option import whole
+
+if TYPE_CHECKING:
+    from .pool_backend import ChosenModel
+    from .score import ScoreKind
 
 app = typer.Typer(
     add_completion=False,
@@ -36,9 +43,11 @@ app = typer.Typer(
 add_commands(app)
 add_operations(app)
 add_submit(app)
+add_harness(app)
 add_generate(app)
+add_reports(app)
 
-SCORE_EPILOG = epilog("What is done to text before it is scored:", POLICIES)
+SCORE_EPILOG = epilog("What is done to text, and how deep it goes:", POLICIES)
 
 
 def _show_version(wanted: bool) -> None:
@@ -67,6 +76,11 @@ def score(
     model: options.ModelFile = None,
     replicas: options.Replicas = None,
     depth: options.Depth = None,
+    cascade: options.Cascade = None,
+    margin: options.Margin = None,
+    exit_threshold: options.ExitThreshold = None,
+    min_depth: options.MinDepth = None,
+    agreement_rows: options.AgreementRows = 200,
     limit: options.Limit = None,
     resume: options.Resume = False,
     overwrite: options.Overwrite = False,
@@ -116,11 +130,20 @@ def score(
         pmi=pmi,
         token_logprobs=logprobs,
         rolling=RollingPolicy(stride, bos_every_window),
+        depths=DepthRequest(parse_cascade(cascade), margin, exit_threshold, min_depth, agreement_rows),
     )
     request = PoolRequest(model, replicas, max_seq_len, kv, threads, numeric, device, pool)
-    from .score import ScoreKind
 
-    raise typer.Exit(run_on_pool(settings, lambda _: ScoreKind(settings), request))
+    def kind_of(chosen: ChosenModel) -> ScoreKind:
+        from .score import ScoreKind
+
+        kind = ScoreKind.of_model(settings, chosen.descriptor)
+        if settings.depths.cascade is not None:
+            for warning in beyond(kind.effort, int(chosen.descriptor["loops"])):
+                typer.echo(f"warning: {warning}", err=True)
+        return kind
+
+    raise typer.Exit(run_on_pool(settings, kind_of, request))
 
 
 @app.command()

@@ -20,6 +20,8 @@ def closing_lines(summary: dict[str, Any], output: Path | str) -> Iterator[str]:
         ideal = pool["ideal_hit_rate"]
         against = "" if ideal is None else f" (ideal {100 * ideal:.1f} %)"
         yield f"prefix hit rate {100 * pool['hit_rate']:.1f} % of prompt tokens{against}"
+    if "loops" in summary:
+        yield _depths(summary)
     if summary["errors"]:
         classes = ", ".join(f"{name} {count:,}" for name, count in summary["errors_by_class"].items())
         yield f"errors: {counted(summary['errors'], 'row')} ({classes})"
@@ -31,7 +33,8 @@ def closing_lines(summary: dict[str, Any], output: Path | str) -> Iterator[str]:
 def _group(group: dict[str, Any]) -> str:
     rows = counted(group["rows"], "row")
     if group["task"] == "choices" and group["with_gold"]:
-        shown = ", ".join(f"{metric} {group[metric]:.4f}" for metric in METRICS if metric in group)
+        known = [metric for metric in METRICS if group.get(metric) is not None]
+        shown = ", ".join(f"{metric} {group[metric]:.4f}" for metric in known)
         return f"{shown} on {counted(group['with_gold'], 'row')}"
     if group["task"] == "text" and None not in (group["bits_per_byte"], group["token_perplexity"]):
         return (
@@ -44,9 +47,28 @@ def _group(group: dict[str, Any]) -> str:
         loops = "" if depth is None else f", {depth:.2f} loops a token"
         return f"{group['tokens_out']:,} tokens from {group['tokens_in']:,} ({ends}){loops}, on {rows}"
     if group["task"] == "continuation":
+        greedy = f"{group['greedy']:,} greedy, on {rows}"
+        if group["logprob"] is None:
+            return f"{counted(group['zero_probability'], 'row')} of zero probability, {greedy}"
         mean = group["logprob"] / group["tokens"] if group["tokens"] else 0.0
-        return f"mean log-probability {mean:.4f} a token, {group['greedy']:,} greedy, on {rows}"
+        return f"mean log-probability {mean:.4f} a token, {greedy}"
     return rows
+
+
+def _depths(summary: dict[str, Any]) -> str:
+    """Mean depth, loops saved, and what that cost on the rows that were checked."""
+    mean, saved = summary.get("depth", {}).get("mean"), summary["loops"]["saved"]
+    parts = ["depth" if mean is None else f"mean depth {mean:.2f}"]
+    parts += [] if saved is None else [f"{100 * saved:.1f} % of loops saved"]
+    checked = summary.get("agreement")
+    if checked is not None and checked["same_choice"] is not None:
+        rows = counted(checked["rows_with_choices"], "row")
+        parts.append(
+            f"{100 * checked['same_choice']:.1f} % of {rows} choose as at depth {checked['full_depth']}"
+        )
+    if checked is not None and checked["mean_abs_logprob_difference"] is not None:
+        parts.append(f"log-probabilities {checked['mean_abs_logprob_difference']:.4f} from there")
+    return ", ".join(parts)
 
 
 def _speed(summary: dict[str, Any]) -> str:

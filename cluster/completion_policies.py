@@ -12,6 +12,7 @@ POLICIES: dict[str, str] = {
     "special tokens": "one spelled out in the text is that token; none is written to the completion's text",
     "truncation": "a prompt has room for window - max_new_tokens; the rest is dropped from the left and told",
     "long prompt": "--long-prompt error: a row error instead; no room at all is always an error",
+    "batch lines": "bodies of /v1/completions and /v1/chat/completions; what is not done is a row error",
     "settings": "a row's own go before those of the command line; absent and null are the same",
     "stop strings": "the text ends before the first place where any of them begins, wherever tokens end",
     "stop ids": "--stop-id and stop_ids end a completion beside EOS, which always does; none is in the text",

@@ -12,6 +12,15 @@ from .rows import TASK_NAMES
 
 def completion_line(result: RowCompletion, *, token_logprobs: bool = False) -> bytes:
     """One line of results.jsonl, with its line feed. A row of several completions has them in a list."""
+    task = result.plan.row.task
+    assert isinstance(task, Completion)
+    return dump(completion_fields(result, token_logprobs=token_logprobs or task.logprobs))
+
+
+def completion_fields(
+    result: RowCompletion, *, token_logprobs: bool = False, with_text: bool = True
+) -> dict[str, Any]:
+    """What a line says of a row. with_text: its texts too, else only whether they are empty."""
     row, plan = result.plan.row, result.plan
     assert isinstance(row.task, Completion)
     fields: dict[str, Any] = {
@@ -27,11 +36,14 @@ def completion_line(result: RowCompletion, *, token_logprobs: bool = False) -> b
         fields["bos_truncated"] = True
     drawn = row.task.settings.temperature > 0
     made = [_fields(outcome, token_logprobs, drawn) for outcome in result.outcomes]
+    if not with_text:
+        for one in made:
+            one["n_characters"] = len(one.pop("text"))
     if row.task.settings.n == 1:
         fields |= made[0]
     else:
         fields["completions"] = made
-    return dump(fields | ({"extra": row.extra} if row.extra else {}))
+    return fields | ({"extra": row.extra} if row.extra else {})
 
 
 def _fields(outcome: CompletionOutcome, token_logprobs: bool, drawn: bool) -> dict[str, Any]:

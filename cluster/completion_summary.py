@@ -32,7 +32,7 @@ class CompletionTally:
             self.tokens_out += completion["n_tokens"]
             self.loops += completion["depth_sum"]
             self.finish_reasons[completion["finish_reason"]] += 1
-            self.empty += completion["text"] == ""
+            self.empty += not completion.get("n_characters", completion.get("text"))
 
     def report(self, task: str) -> dict[str, Any]:
         """Its entry in summary.json; depth is the mean of loops over generated tokens."""

@@ -1,4 +1,4 @@
-"""Text to token ids: one encoder for every task, with every policy named.
+"""Text to token ids: one encoder for every task; policies.py says in words what it does.
 
 Invariant: the ids handed on are exactly the ids that are scored; what was moved, merged or cut is flagged
 on the row. Nothing here knows of rows, files or pools.
@@ -20,24 +20,6 @@ if TYPE_CHECKING:
 
 Boundary = Literal["clean", "merged"]
 EmptyContinuation = Literal["error", "zero"]
-
-# Printed by `tinyloop score --help` and written to run.json: what is done to text before it is scored.
-POLICIES: dict[str, str] = {
-    "score": "sum of ln p(token) over the continuation's tokens, given everything before each",
-    "whitespace": "trailing whitespace of the context moves to the front of the continuation and is scored",
-    "boundary": "context and continuation are encoded together and split after the context's own tokens",
-    "merged boundary": "if a token spans the join, the continuation is encoded alone: the row says 'merged'",
-    "delimiter": "--target-delimiter is put before every continuation and choice; none by default",
-    "normalisation": "none: no Unicode form is changed, nothing is stripped",
-    "bos": "as the model's own tokenizer does unless --add-bos or --no-add-bos; never two, never scored",
-    "eos": "never added; a tokenizer that adds one is refused",
-    "empty context": "conditioned on --prefix-token, else BOS, else EOS; a text's own counts",
-    "empty continuation": "row error, or --empty-continuation zero: 0 tokens, log-probability 0",
-    "truncation": "context tokens are dropped from the left to window + 1 in all; a lost BOS is flagged",
-    "long continuation": "never cut: more tokens than the window is a row error",
-    "token ids": "context_ids and continuation_ids are taken as they are: no BOS, no whitespace move",
-    "special tokens": "a special token spelled out in the text is that token",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +239,10 @@ class Encoder:
         return np.array(ids, dtype=np.int32)
 
     def _refuse_added_tokens(self) -> None:
-        """An EOS after the context would break the split; anything else that is added is not understood."""
+        """An EOS after the context would break the split; anything else that is added is not understood.
+
+        What is added where nothing should be cannot be told from the text: every continuation would have it.
+        """
         probe = "a"
         bare = list(self.tokenizer.encode(probe, add_special_tokens=False).ids)
         full = list(self.tokenizer.encode(probe, add_special_tokens=True).ids)
@@ -266,4 +251,13 @@ class Encoder:
                 f"the tokenizer turns {probe!r} into {full}, without special tokens into {bare}; only one "
                 f"BOS ({self.policy.bos_id}) in front is understood: remove its template's other tokens "
                 "(EOS breaks the split between context and continuation)"
+            )
+        of_nothing = list(self.tokenizer.encode("", add_special_tokens=False).ids)
+        special = {i for i, token in self.tokenizer.get_added_tokens_decoder().items() if token.special}
+        added = of_nothing or [i for i in bare if i in special or i == self.policy.bos_id]
+        if added:
+            raise UsageError(
+                f"the tokenizer adds the tokens {added} although it was asked for none: it turns {probe!r} "
+                f"into {bare} and an empty text into {of_nothing}: remove what puts them in front of texts "
+                "(a normalizer or pre-tokenizer)"
             )

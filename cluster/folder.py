@@ -23,7 +23,7 @@ LOCK = "tinyloop.lock"
 # leaves either the old job or nothing of one.
 FORMATS: tuple[Format, ...] = ("jsonl", "csv", "parquet")
 FINAL_FILES = tuple(final_name(stem, one) for one in FORMATS for stem in STEMS)
-OUTPUT_FILES = ("summary.json", "progress.json", *FINAL_FILES, "run.json")
+OUTPUT_FILES = ("summary.json", "report.html", "progress.json", "timeline.json", *FINAL_FILES, "run.json")
 PARTS, EARLIER = "parts", "earlier"
 WORK_FOLDERS = {PARTS: PART_NAME, "journal": JOURNAL_NAME, EARLIER: PART_NAME}
 FINGERPRINT, WORK_PLACE = "fingerprint.json", "work.json"
@@ -118,6 +118,13 @@ class JobFolder:
     def read_summary(self) -> dict[str, Any] | None:
         """The summary that lies in the folder, None if there is none. Raises: DamagedFileError."""
         return _read_json(self.output / "summary.json")
+
+    def read_timeline(self) -> dict[str, Any] | None:
+        """What earlier runs noted for the report; None if there is nothing, or nothing that can be read."""
+        try:
+            return _read_json(self.output / "timeline.json")
+        except DamagedFileError:
+            return None
 
     def write_fingerprint(self, fingerprint: dict[str, Any]) -> None:
         """Say whose folder this is, and where its work lies, before anything else is written."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,11 +13,13 @@ from .completion_policies import POLICIES
 from .completion_records import completion_line
 from .completion_rows import parse_completion
 from .completion_task import Completion, CompletionSettings, Conversation, PromptText
-from .completion_window import CompletionWindow
+from .completion_window import CompletionWindow, RowCompletion
 from .encoding import Encoder
 from .errors import RowError, UsageError
 from .generate_settings import GenerateSettings
 from .kinds import Backend
+from .openai_records import batch_error_line, batch_line
+from .openai_rows import is_batch_line, parse_batch_line
 from .prompt_streams import GeneratingPool, PromptStream
 from .records import failure_line
 from .rows import Fields, Row, RowFailure, Task
@@ -41,15 +43,21 @@ class CompletionOptions:
 
 @dataclass(frozen=True, slots=True)
 class GenerateKind:
-    """What a generation job makes of its rows."""
+    """What a generation job makes of its rows. name: what a response calls the model."""
 
     settings: GenerateSettings
     planner: CompletionPlanner
     model: GenerationModel
+    name: str = "tinyloop"
 
     @classmethod
     def of_model(
-        cls, settings: GenerateSettings, descriptor: Mapping[str, Any], encoder: Encoder, depth: int
+        cls,
+        settings: GenerateSettings,
+        descriptor: Mapping[str, Any],
+        encoder: Encoder,
+        depth: int,
+        name: str = "tinyloop",
     ) -> GenerateKind:
         """For one model. depth: loops of rows that do not say.
 
@@ -69,7 +77,7 @@ class GenerateKind:
             raise UsageError(f"--chat-template: {error}") from error
         except RowError as error:
             raise UsageError(f"cannot generate as asked: {error.message}") from error
-        return cls(settings, planner, model)
+        return cls(settings, planner, model, name)
 
     @property
     def policies(self) -> Mapping[str, str]:
@@ -91,9 +99,8 @@ class GenerateKind:
         )
 
     def parse(self, fields: Fields) -> tuple[Task, Fields]:
-        return parse_completion(
-            fields, self.settings.defaults, replace_surrogates=self.settings.replace_surrogates
-        )
+        parse = parse_batch_line if is_batch_line(fields) else parse_completion
+        return parse(fields, self.settings.defaults, replace_surrogates=self.settings.replace_surrogates)
 
     def characters(self, task: Task) -> int:
         assert isinstance(task, Completion)
@@ -104,8 +111,32 @@ class GenerateKind:
             return sum(MESSAGE_CHARACTERS + len(str(one.get("content", ""))) for one in prompt.messages)
         return 8 * len(prompt.ids)
 
+    @property
+    def error_line(self) -> Callable[[bytes], bytes] | None:
+        return batch_error_line if self.settings.result_style == "openai" else None
+
+    def result_line(self, result: RowCompletion) -> bytes:
+        """A row's line in the style that was asked for."""
+        token_logprobs = self.settings.token_logprobs
+        if self.settings.result_style == "native":
+            return completion_line(result, token_logprobs=token_logprobs)
+        return batch_line(result, self.planner.vocabulary, self.name, token_logprobs=token_logprobs)
+
+    def check(self, rows: Callable[[], Iterable[Row | RowFailure]]) -> None:
+        """Any row may be asked for: what does not fit is a row error."""
+
     def begin(self, backend: Backend) -> GenerateWork:
         return GenerateWork(backend.pool, self)
+
+    def conclude(
+        self,
+        backend: Backend,
+        results: Iterable[bytes],
+        rows: Callable[[], Iterable[Row | RowFailure]],
+        after_step: Callable[[], None],
+    ) -> dict[str, Any]:
+        """Nothing beside what the work itself says."""
+        return {}
 
 
 @dataclass(slots=True)
@@ -156,8 +187,7 @@ class GenerateWork:
             if isinstance(outcome, RowFailure):
                 lines.append((outcome.number, failure_line(outcome)))
             else:
-                line = completion_line(outcome, token_logprobs=self._kind.settings.token_logprobs)
-                lines.append((outcome.plan.row.number, line))
+                lines.append((outcome.plan.row.number, self._kind.result_line(outcome)))
         return lines
 
     def release(self, sent: _Flight) -> None:

@@ -14,7 +14,7 @@ from typer import Option
 from . import options
 from .completion_policies import POLICIES
 from .errors import RowError, UsageError
-from .job_cli import epilog, run_on_pool
+from .job_cli import epilog, output_of, run_on_pool
 from .settings import ErrorBudget, PoolRequest, parse_window
 from .whole_option import real, whole
 
@@ -73,12 +73,16 @@ def generate(
     chat_template: Annotated[
         Path | None, Option(help="Jinja file in place of the model's own chat template.")
     ] = None,
+    result_style: Annotated[
+        Literal["native", "openai"], Option(help="Lines of both files as an OpenAI batch has them.")
+    ] = "native",
 ) -> None:
     """Completions of JSONL rows.
 
-    A row is one of: prompt; prompt_ids; messages. It may set max_new_tokens (max_tokens), temperature, top_k,
-    top_p, min_p, repetition_penalty, stop (until), stop_ids, seed, depth, exit_threshold, min_depth and n; id
-    or custom_id names it, an optional prefix is put before prompt, other fields are carried through.
+    A row is one of: prompt; prompt_ids; messages; a line of an OpenAI batch. It may set max_new_tokens
+    (max_tokens), temperature, top_k, top_p, min_p, repetition_penalty, stop (until), stop_ids, seed, depth,
+    exit_threshold, min_depth and n; id or custom_id names it, an optional prefix is put before prompt, other
+    fields are carried through.
     """
     from .completion_settings import take_settings
     from .completion_task import CompletionSettings
@@ -103,8 +107,7 @@ def generate(
         raise UsageError(f"cannot generate as asked: {error.message}") from error
     settings = GenerateSettings(
         inputs=tuple(input),
-        output=output,
-        work_dir=work_dir,
+        **output_of(output, work_dir),
         resume=resume,
         overwrite=overwrite,
         limit=limit,
@@ -119,13 +122,16 @@ def generate(
         long_prompt=long_prompt,
         token_logprobs=logprobs,
         chat_template="" if chat_template is None else _read(chat_template),
+        result_style=result_style,
     )
     request = PoolRequest(model, replicas, max_seq_len, kv, threads, numeric, device, pool)
 
     def kind_of(chosen: ChosenModel) -> GenerateKind:
         from .generate import GenerateKind
 
-        return GenerateKind.of_model(settings, chosen.descriptor, chosen.encoder, chosen.depth)
+        about, digest = chosen.choice.about["model"], chosen.choice.identity["digest"]
+        name = about.get("name") or f"sha256:{digest[:12]}"
+        return GenerateKind.of_model(settings, chosen.descriptor, chosen.encoder, chosen.depth, name)
 
     raise typer.Exit(run_on_pool(settings, kind_of, request))
 

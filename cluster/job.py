@@ -8,6 +8,7 @@ killed and however often. Lines depend on the row, the model and the settings al
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 from .errors import ErrorBudgetExceeded, InfrastructureError, Interrupted
@@ -17,11 +18,12 @@ from .interrupts import Interrupts
 from .journal import Journal
 from .kinds import Backend, Kind
 from .planning import OpenWindow, WindowReader
-from .progress import Progress, counted
-from .records import FAILURE_START
+from .progress import Awaited, Progress, counted
+from .records import FAILURE_START, id_of
 from .results import Parts, publish, written_ids
 from .retrying import Kept, prepare
 from .settings import JobSettings
+from .stalls import awaited
 from .summary import Tally
 
 COLLECT_TIMEOUT_S = 0.2
@@ -46,6 +48,7 @@ class Job:
         self._settings = settings
         self._progress = progress
         self._interrupts = interrupts
+        self._kind = kind
         self._work = kind.begin(backend)
         prepare(folder)
         self._parts = Parts(folder.work / PARTS)
@@ -57,6 +60,8 @@ class Job:
         self._open: deque[OpenWindow] = deque()
         self.rows_resumed = self._parts.end + kept.count
         self.num_tokens = 0
+        self._files = files
+        progress.ask_when_stalled(self._awaited)
         progress.begin_at(self.rows_resumed, self._parts.num_failures + kept.num_failures)
 
     def run(self) -> None:
@@ -78,13 +83,17 @@ class Job:
         """What the kind of work says of this run."""
         return self._work.figures(elapsed_s)
 
+    def result_lines(self) -> Iterator[bytes]:
+        """Every committed result, in input order, as the parts hold it."""
+        return self._parts.results()
+
     def publish(self) -> Tally:
         """Build the final files and hold them against what was read.
 
         Raises: InfrastructureError if input rows are not exactly the results and errors.
         """
         output, output_format = self._folder.output, self._settings.output_format
-        publish(self._parts, output, output_format)
+        publish(self._parts, output, output_format, self._kind.error_line)
         if output_format == "jsonl":
             tally = Tally.of_files(output)
             written = tally.ids
@@ -121,6 +130,7 @@ class Job:
         window.plans = []
         self.num_tokens += window.sent.num_tokens
         self._open.append(window)
+        self._progress.window_sent(window.begin, window.num_missing, window.sent.num_tokens)
 
     def _settle(self) -> None:
         """Journal every row that has left its window, then commit whole windows, oldest first."""
@@ -132,6 +142,7 @@ class Job:
             self._work.release(window.sent)
             self._parts.commit([line for line in window.lines if line is not None])
             self._journal.forget(self._parts.end)
+            self._progress.timeline.window_committed(window.begin)
 
     def _take(self, window: OpenWindow) -> None:
         assert window.sent is not None
@@ -143,7 +154,16 @@ class Job:
             window.lines[number - window.begin] = line
         window.num_missing -= len(lines)
         self._progress.advance(len(lines), sum(line.startswith(FAILURE_START) for _, line in lines))
+        self._progress.timeline.rows_back(window.begin, len(lines), id_of(lines[-1][1]))
         self._check_budget()
+
+    def _awaited(self) -> list[Awaited]:
+        """What open windows wait for."""
+        return [
+            awaited(window.begin, window.lines, self._files, self._progress.timeline.waited_s(window.begin))
+            for window in self._open
+            if window.num_missing
+        ]
 
     def _after_batch(self, num_failed: int) -> None:
         """Between batches of a window that is being read: reading a large one takes seconds."""

@@ -6,7 +6,7 @@ The job itself (job.py, running.py) owns windows, journal, order, budget, signal
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -114,5 +114,24 @@ class Kind(Protocol):
     def characters(self, task: Task) -> int:
         """About how much memory a row's text takes."""
 
+    @property
+    def error_line(self) -> Callable[[bytes], bytes] | None:
+        """A failure's line as it is published; None: as it stands."""
+
+    def check(self, rows: Callable[[], Iterable[Row | RowFailure]]) -> None:
+        """Look at the rows, if need be, before anything is started or written. Raises UsageError."""
+
     def begin(self, backend: Backend) -> Work:
         """Work on an open pool."""
+
+    def conclude(
+        self,
+        backend: Backend,
+        results: Iterable[bytes],
+        rows: Callable[[], Iterable[Row | RowFailure]],
+        after_step: Callable[[], None],
+    ) -> dict[str, Any]:
+        """What summary.json says beside, once the results are published.
+
+        after_step: to be called while work is waited for; what it raises ends the job.
+        """

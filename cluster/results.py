@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from .durable import disk_errors, readable, sync_folder, write_durably
@@ -117,10 +117,16 @@ def _checked_lines(path: Path) -> Iterator[bytes]:
         )
 
 
-def publish(parts: Parts, output: Path, output_format: Format = "jsonl") -> None:
-    """Write the files of results and errors, each by one rename."""
+def publish(
+    parts: Parts,
+    output: Path,
+    output_format: Format = "jsonl",
+    error_line: Callable[[bytes], bytes] | None = None,
+) -> None:
+    """Write the files of results and errors, each by one rename. error_line: a failure as it is published."""
     write_final(output, "results", output_format, parts.results())
-    write_final(output, "errors", output_format, parts.failures())
+    failures = parts.failures()
+    write_final(output, "errors", output_format, map(error_line, failures) if error_line else failures)
     sync_folder(output)
 
 

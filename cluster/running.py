@@ -16,18 +16,22 @@ from .errors import STATES, ErrorBudgetExceeded, ExitCode, UsageError
 from .fingerprint import Fingerprint, fingerprint, refuse_differences
 from .finished import finished_summary
 from .folder import JobFolder, refuse_inputs
-from .inputs import InputFile, expand, scan
+from .inputs import InputFile, expand, read_rows, scan
 from .interrupts import Interrupts
 from .job import Job
 from .kinds import Backend, Kind, ModelChoice, OpenBackend
 from .planning import total_rows
+from .policies import in_force
 from .progress import Display, PoolFigures, Progress, counted
+from .progress_file import own_process, progress_content
 from .publication import Publication
+from .report.writing import write_report
 from .retrying import announce_retry, count_of
 from .settings import JobSettings
 from .sources.extras import need
 from .sources.formats import Format
 from .summary import Tally
+from .timeline import Timeline
 
 
 def run_job(
@@ -77,6 +81,7 @@ def run_job(
             if settings.retry:
                 is_finished = summary is not None
                 announce_retry(folder, settings.retry, settings.output_format, is_finished=is_finished)
+        kind.check(lambda: read_rows(files, limit=settings.limit, parse=kind.parse))
         return _run(settings, kind, model, files, folder, publication, old, open_backend, display, interrupts)
     finally:
         folder.close()
@@ -105,12 +110,7 @@ def _run(
         if publication is not None:
             publication.mark(folder)
         folder.forget_summary()
-        progress = Progress(
-            total_rows(settings, files),
-            display,
-            lambda content: folder.write_output("progress.json", content),
-            backend.figures,
-        )
+        progress = _progress(total_rows(settings, files), model, folder, backend, display)
         try:
             return _carry_out(
                 settings, kind, model, files, folder, publication, current, backend, progress, interrupts
@@ -120,6 +120,22 @@ def _run(
             raise
         finally:
             progress.close()
+
+
+def _progress(
+    rows_total: int, model: ModelChoice, folder: JobFolder, backend: Backend, display: Display
+) -> Progress:
+    process = own_process()
+    return Progress(
+        rows_total,
+        display,
+        lambda snapshot: folder.write_output(
+            "progress.json", progress_content(snapshot, time.time(), process)
+        ),
+        backend.figures,
+        timeline=Timeline(command=model.about.get("command", ()), earlier=folder.read_timeline()),
+        write_timeline=lambda content: folder.write_output("timeline.json", content),
+    )
 
 
 def _carry_out(
@@ -139,10 +155,19 @@ def _carry_out(
     job.run()
     elapsed_s = time.monotonic() - started_s
     tally = job.publish()
+    concluded = kind.conclude(
+        backend,
+        job.result_lines(),
+        lambda: read_rows(files, limit=settings.limit, parse=kind.parse),
+        interrupts.check,
+    )
     summary = _summary(tally, files, job, progress, backend.figures(), elapsed_s, settings.output_format)
-    run = {"fingerprint": current, "policies": dict(kind.policies), "inputs": [f.about for f in files]}
+    summary |= concluded
+    policies = in_force(kind.policies, current)
+    run = {"fingerprint": current, "policies": policies, "inputs": [f.about for f in files]}
     folder.write_output("run.json", run | dict(model.about))
     progress.tell("complete", force=True)
+    write_report(folder.output, summary)
     if publication is not None:
         publication.put_results(folder.output)
     folder.write_output("summary.json", summary)
@@ -225,6 +250,7 @@ def _write_stopped(folder: JobFolder, progress: Progress, error: Exception) -> N
     }
     # The error that ended the job is the news: nothing here may take its place.
     with suppress(Exception):
-        folder.write_output("summary.json", summary)
-    with suppress(Exception):
         progress.tell(state, force=True)
+    write_report(folder.output, summary)
+    with suppress(Exception):
+        folder.write_output("summary.json", summary)

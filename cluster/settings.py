@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from .depth_rule import DepthRequest
 from .encoding import EmptyContinuation
 from .errors import OUR_FAULTS, ROW_FAULTS, UsageError
 from .rolling import RollingPolicy
@@ -110,6 +111,7 @@ class ScoreSettings(JobSettings):
     pmi: bool = False
     token_logprobs: bool = False
     rolling: RollingPolicy = field(default_factory=RollingPolicy)
+    depths: DepthRequest = field(default_factory=DepthRequest)
 
     @property
     def task_options(self) -> TaskOptions:

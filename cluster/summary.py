@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from .completion_summary import CompletionTally
+from .openai_records import native_view
 
 # Made once, and given text: json.loads looks for the encoding of every line.
 _DECODER = json.JSONDecoder()
@@ -59,6 +60,7 @@ class GroupTally:
     rows: int = 0
     with_gold: int = 0
     correct: Counter[str] = field(default_factory=Counter)
+    undefined: Counter[str] = field(default_factory=Counter)
     ties: int = 0
     greedy: int = 0
     duplicate_choices: int = 0
@@ -90,7 +92,7 @@ class GroupTally:
         if task == "choices":
             report |= self._accuracies()
         if task == "continuation":
-            report |= {"greedy": self.greedy, "logprob": self.logprob, "tokens": self.tokens}
+            report |= {"greedy": self.greedy, "logprob": self._total(), "tokens": self.tokens}
         if task == "text":
             report |= self._perplexities()
         if task != "text":
@@ -109,6 +111,9 @@ class GroupTally:
             "rows that lost context tokens at the left": self.truncated_rows,
             "parts with a token across context and continuation": self.merged_boundaries,
             "log-probabilities of zero probability (null)": self.zero_probability,
+            "accuracies that two zero probabilities leave undefined, not counted as wrong": (
+                self.undefined.total()
+            ),
             "documents that are empty and not in the means": self.empty_documents,
         }
 
@@ -124,7 +129,8 @@ class GroupTally:
         self.duplicate_choices += result.get("duplicate_choices", False)
         if "gold" in result:
             self.with_gold += 1
-            self.correct.update({metric: bool(right) for metric, right in result["correct"].items()})
+            self.correct.update({metric: right is True for metric, right in result["correct"].items()})
+            self.undefined.update(metric for metric, right in result["correct"].items() if right is None)
 
     def _add_pairs(self, pairs: list[dict[str, Any]]) -> None:
         self.truncated_rows += any(pair["n_truncated"] for pair in pairs)
@@ -147,24 +153,32 @@ class GroupTally:
         self.documents_in_mean += 1
 
     def _accuracies(self) -> dict[str, Any]:
-        shown = [metric for metric in METRICS if metric in self.correct]
-        accuracies = {metric: self.correct[metric] / self.with_gold for metric in shown}
+        """Of each metric over the rows where it is defined; the others are counted and are not wrong."""
+        accuracies: dict[str, float | None] = {}
+        for metric in METRICS:
+            if metric in self.correct:
+                rows = self.with_gold - self.undefined[metric]
+                accuracies[metric] = self.correct[metric] / rows if rows else None
         return {
             "with_gold": self.with_gold,
             **accuracies,
+            **({"undefined": dict(self.undefined)} if self.undefined else {}),
             "ties": self.ties,
             "rows_with_duplicate_choices": self.duplicate_choices,
         }
 
+    def _total(self) -> float | None:
+        """Nats. One zero probability makes the sum minus infinity, which JSON cannot say."""
+        return None if self.zero_probability else self.logprob
+
     def _perplexities(self) -> dict[str, Any]:
         report: dict[str, Any] = {
             "empty_documents": self.empty_documents,
-            "logprob": self.logprob,
+            "logprob": self._total(),
             "tokens": self.tokens,
             "bytes": self.bytes,
             "words": self.words,
         }
-        # A zero probability makes every perplexity infinite, which JSON cannot say.
         known = self.tokens > 0 and self.zero_probability == 0
         return report | {
             "token_perplexity": _perplexity(self.logprob, self.tokens) if known else None,
@@ -184,6 +198,27 @@ def _perplexity(logprob: float, count: int) -> float | None:
 
 
 @dataclass
+class DepthTally:
+    """How deep rows went. Those with nothing to score did not go anywhere."""
+
+    rows: int = 0
+    depth: float = 0.0
+    histogram: Counter[int] = field(default_factory=Counter)
+
+    def add(self, result: dict[str, Any]) -> None:
+        """Count one line of results.jsonl."""
+        if result["depth"]:
+            self.rows += 1
+            self.depth += result.get("depth_mean", result["depth"])
+            self.histogram[result["depth"]] += 1
+
+    def report(self) -> dict[str, Any]:
+        """Mean loops of a row, and rows by the most loops of any of their tokens."""
+        histogram = {str(depth): count for depth, count in sorted(self.histogram.items())}
+        return {"mean": self.depth / self.rows if self.rows else None, "rows_by_depth": histogram}
+
+
+@dataclass
 class Tally:
     """Everything counted from results.jsonl and errors.jsonl."""
 
@@ -191,6 +226,7 @@ class Tally:
     results: int = 0
     failures: Counter[str] = field(default_factory=Counter)
     groups: dict[tuple[str, str], Group] = field(default_factory=dict)
+    depths: DepthTally = field(default_factory=DepthTally)
 
     @classmethod
     def of_files(cls, output: Path) -> Tally:
@@ -204,7 +240,7 @@ class Tally:
         tally = cls()
         tally._add_results(results)
         for line in errors:
-            failure = _DECODER.decode(line.decode())
+            failure = native_view(_DECODER.decode(line.decode()))
             tally.ids.add(failure["id"])
             tally.failures[failure["class"]] += 1
         return tally
@@ -220,18 +256,24 @@ class Tally:
                 {"file": file, "task": task, **group.report(task)}
                 for (file, task), group in self.groups.items()
             ],
+            **({"depth": self.depths.report()} if self.depths.rows else {}),
             "warnings": self._warnings(),
         }
 
     def _add_results(self, lines: Iterable[bytes]) -> None:
         for line in lines:
-            result = _DECODER.decode(line.decode())
-            self.ids.add(result["id"])
-            self.results += 1
-            key = result["file"], result["task"]
-            if key not in self.groups:
-                self.groups[key] = CompletionTally() if result["task"] == "completion" else GroupTally()
-            self.groups[key].add(result)
+            self.add(native_view(_DECODER.decode(line.decode())))
+
+    def add(self, result: dict[str, Any]) -> None:
+        """Count one line of results, as a native one."""
+        self.ids.add(result["id"])
+        self.results += 1
+        if result["task"] != "completion":
+            self.depths.add(result)
+        key = result["file"], result["task"]
+        if key not in self.groups:
+            self.groups[key] = CompletionTally() if result["task"] == "completion" else GroupTally()
+        self.groups[key].add(result)
 
     def _warnings(self) -> list[str]:
         totals: Counter[str] = Counter()

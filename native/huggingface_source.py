@@ -60,6 +60,12 @@ def _checked_family(config: Config) -> Family:
             full = isinstance(value, list) and value and all(kind == "full_attention" for kind in value)
             if value is not None and not full:
                 raise ConvertError(f"config layer_types {value!r}: only full_attention can be converted")
+        elif key == "is_encoder_decoder":
+            if value:
+                raise ConvertError(
+                    f"config {key} {value!r}: a prompt that is encoded apart has no scores of its "
+                    "continuation's joint text: only models of one sequence can be converted"
+                )
         elif key in family.only:
             if value not in family.only[key]:
                 raise ConvertError(f"config {key} {value!r}: only {family.only[key][0]!r} can be converted")

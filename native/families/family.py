@@ -18,7 +18,7 @@ HARMLESS = frozenset(
         "initializer_range", "attention_dropout", "pad_token_id", "_name_or_path", "_attn_implementation",
         "_attn_implementation_autoset", "is_llama_config", "transformers.js_config", "max_window_layers",
         "id2label", "label2id", "output_attentions", "output_hidden_states", "return_dict",
-        "chunk_size_feed_forward", "problem_type", "is_encoder_decoder", "unsloth_fixed", "unsloth_version",
+        "chunk_size_feed_forward", "problem_type", "unsloth_fixed", "unsloth_version",
         "bos_token_id", "eos_token_id",
     }
 )  # fmt: skip

@@ -47,9 +47,10 @@ Journal.append = append_and_die
 """
 
 
-def drive(code: str, rows: Path, output: Path) -> int:
+def drive(code: str, rows: Path, output: Path, replicas: int) -> int:
     """Run the command line in a process of its own. Returns what Popen says of its end."""
     options = ["-i", str(rows), "-o", str(output), "--depth", str(DEPTH), "--resume"]
+    options += ["--replicas", str(replicas)]
     # A file and not a pipe: processes of Ray inherit it, and a pipe would end only with the last of them.
     with output.with_suffix(".log").open("ab") as log:
         command = [sys.executable, "-c", code, "score", *options]
@@ -72,13 +73,14 @@ def in_this_process(rows: Path, output: Path) -> None:
 
 @pytest.mark.chaos
 def test_a_job_on_ray_killed_and_resumed_writes_the_bytes_of_one_in_a_single_process(tmp_path: Path) -> None:
+    """It goes on with another number of replicas than it began with."""
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps(question(i)) + "\n" for i in range(NUM_ROWS)))
     in_this_process(rows, tmp_path / "expected")
 
     log = tmp_path / "out.log"
-    assert drive(RUN_AND_DIE, rows, tmp_path / "out") == -signal.SIGKILL, log.read_text()
+    assert drive(RUN_AND_DIE, rows, tmp_path / "out", 1) == -signal.SIGKILL, log.read_text()
     assert not (tmp_path / "out" / "results.jsonl").exists()
-    assert drive(RUN, rows, tmp_path / "out") == 0, log.read_text()
+    assert drive(RUN, rows, tmp_path / "out", 2) == 0, log.read_text()
     assert outputs(tmp_path / "out") == outputs(tmp_path / "expected")
     assert json.loads((tmp_path / "out" / "summary.json").read_bytes())["rows_resumed"] > 0

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tinyloop.cluster.encoding import POLICIES, Encoder, EncodingPolicy
+from tinyloop.cluster.encoding import Encoder, EncodingPolicy
 from tinyloop.cluster.errors import RowError, UsageError
+from tokenizers import Tokenizer, normalizers
 
 from .tiny_tokenizer import BOS, EOS, tiny_descriptor, tiny_tokenizer
 
@@ -129,6 +130,26 @@ def test_r9_a_tokenizer_that_adds_eos_is_refused(template: str) -> None:
         make_encoder(template=template, bos=True)
 
 
+def prepending(text: str) -> Tokenizer:
+    tokenizer = tiny_tokenizer()
+    tokenizer.normalizer = normalizers.Prepend(text)
+    return tokenizer
+
+
+def test_a_tokenizer_that_adds_bos_unasked_is_refused() -> None:
+    tokenizer = prepending("A")
+    bos_id = tokenizer.token_to_id("A")
+    assert tokenizer.encode("x", add_special_tokens=False).ids[0] == bos_id
+    with pytest.raises(UsageError, match="asked for none"):
+        Encoder(tokenizer, EncodingPolicy.of_model(tiny_descriptor(tokenizer, bos_id=bos_id), LONG))
+
+
+def test_a_tokenizer_that_puts_a_plain_space_in_front_is_taken() -> None:
+    tokenizer = prepending(" ")
+    encoder = Encoder(tokenizer, EncodingPolicy.of_model(tiny_descriptor(tokenizer, bos_id=BOS_ID), LONG))
+    assert parts(encoder, "hello", " world") == (ids_of(" hello"), ids_of(" world"))
+
+
 def test_r9_padding_and_truncation_of_the_tokenizer_file_are_switched_off() -> None:
     tokenizer = tiny_tokenizer()
     tokenizer.enable_truncation(2)
@@ -189,6 +210,8 @@ def test_r16_truncation_moves_no_boundary_and_flags_a_lost_bos() -> None:
     with_bos = make_encoder(3, bos=True).encode_pair("abc", "de")
     assert with_bos.ids.tolist() == ids_of("bcde")
     assert with_bos.bos_truncated
+    just = make_encoder(4, bos=True).encode_pair("abc", "de")
+    assert (just.ids.tolist(), just.n_truncated, just.bos_truncated) == (ids_of("abcde"), 1, True)
     assert not make_encoder(5, bos=True).encode_pair("abc", "de").bos_truncated
 
 
@@ -232,7 +255,3 @@ def test_encoding_many_pairs_equals_one_at_a_time_and_loses_no_text(
         assert len(encoded.ids) <= window + 1
         text = tiny_tokenizer().decode(encoded.ids.tolist(), skip_special_tokens=True)
         assert (context + continuation).endswith(text) or encoded.n_truncated
-
-
-def test_every_policy_is_named() -> None:
-    assert {"whitespace", "boundary", "bos", "eos", "empty context", "truncation"} <= POLICIES.keys()

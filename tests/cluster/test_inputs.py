@@ -208,6 +208,35 @@ def test_r40_json_is_read_strictly_and_the_line_is_named(tmp_path: Path, line: b
     assert (rows[1].file, rows[1].line) == ("rows.jsonl", 2)
 
 
+def test_a_field_that_is_null_in_one_file_and_text_in_the_next_stays_what_it_is(tmp_path: Path) -> None:
+    values: list[object] = [None, "x", 5, [None, 1], {"a": None}]
+    paths = []
+    for i, value in enumerate(values):
+        paths.append(str(tmp_path / f"{i}.jsonl"))
+        Path(paths[-1]).write_text(json.dumps({**PAIR, "u": value}) + "\n")
+    rows = list(read_rows(scan(paths)))
+    assert [row.extra["u"] for row in rows if isinstance(row, Row)] == values
+
+
+@pytest.mark.parametrize(
+    "line", [b"[null,1]", b"null", b"1", b'"text"', b'{"context_ids": [null], "continuation_ids": [1]}']
+)
+def test_what_is_no_object_or_no_id_is_a_row_error(tmp_path: Path, line: bytes) -> None:
+    assert classes(read(tmp_path, line + b'\n{"text": "a"}\n')) == ["wrong_type", "ok"]
+
+
+def test_a_line_of_100_mb_is_one_row(tmp_path: Path) -> None:
+    size = 100 << 20
+    path = tmp_path / "rows.jsonl"
+    with path.open("wb") as file:
+        file.write(b'{"text": "a"}\n{"text": "')
+        file.write(b"x" * size)
+        file.write(b'"}\n{"text": "b"}\n')
+    first, long, last = read_rows(scan([str(path)]))
+    assert (task_of(first), task_of(last)) == (Text("a"), Text("b"))
+    assert len(task_of(long).text) == size  # type: ignore[attr-defined]
+
+
 def test_r40_a_long_line_is_read_and_one_beyond_the_limit_is_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -122,7 +122,8 @@ def test_results_are_ascii_json_without_clock_and_in_input_order(tmp_path: Path)
     assert summary["rows"] == 300 == summary["results"] + summary["errors"]
     assert b"elapsed" not in results
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
-        "results.jsonl", "errors.jsonl", "summary.json", "run.json", "progress.json"
+        "results.jsonl", "errors.jsonl", "summary.json", "run.json", "progress.json", "timeline.json",
+        "report.html"
     }  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -125,6 +126,34 @@ def test_weights_that_are_damaged_are_refused_and_not_called_resumable(
     trouble = "replica 0 was not ready in 120 s"
     with pytest.raises(InfrastructureError, match="not ready"), open_pool(chosen, request):
         pass
+
+
+class OtherPool:
+    """A pool that holds another model or window than the job was checked for."""
+
+    def __init__(self, digest: str, max_seq_len: int) -> None:
+        self.info = SimpleNamespace(digest=digest, max_seq_len=max_seq_len, numerics_id="cpu")
+
+    def __enter__(self) -> OtherPool:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("digest", "shorter"), [(None, 1), ("0" * 64, 0)])
+def test_a_pool_with_another_window_or_model_than_was_planned_for_is_refused(
+    monkeypatch: pytest.MonkeyPatch, digest: str | None, shorter: int
+) -> None:
+    chosen = choose_model(settings(), PoolRequest())
+    known = str(chosen.choice.identity["digest"])
+    pool = OtherPool(digest or known, chosen.max_seq_len - shorter)
+    monkeypatch.setattr(ReplicaPool, "start", lambda config: pool)
+    with pytest.raises(InfrastructureError, match=f"window of {pool.info.max_seq_len}, the job is for"):
+        open_pool(chosen, PoolRequest()).__enter__()
+    monkeypatch.setattr(ReplicaPool, "start", lambda config: OtherPool(known, chosen.max_seq_len))
+    with open_pool(chosen, PoolRequest()) as backend:
+        assert backend.encoder.policy.max_rows == chosen.max_seq_len
 
 
 class Broken:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from ray import cloudpickle
 from tinyloop.cluster.config import PoolConfig
 from tinyloop.cluster.config_file import read_config
 from tinyloop.cluster.errors import UsageError
@@ -35,6 +36,15 @@ def test_replicas_share_the_cores_and_none_waits_for_ever(
 def test_replicas_that_are_added_set_no_core_aside_twice() -> None:
     spec = PoolSpec.of(PoolConfig(model=Path("/m"), replicas=2), 8).resized(4)
     assert (spec.threads, spec.num_cpus, spec.replicas) == (2, 0, 4)
+
+
+def test_a_model_goes_to_replicas_as_a_path() -> None:
+    """Everything a process of a pool is started with is small, and holds no model, tokenizer or function."""
+    path = default_model_path()
+    spec = PoolSpec.of(PoolConfig(model=path), cluster_cpus=2)
+    sent = cloudpickle.dumps((spec, spec.settings(), spec.actor_options()))
+    assert str(path).encode() in sent
+    assert len(sent) < 8_000 < path.stat().st_size / 1_000
 
 
 def test_two_versions_are_both_named() -> None:

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tinyloop.cluster.closing import _group
 from tinyloop.cluster.records import result_line
 from tinyloop.cluster.rolling import RollingPolicy, rolling_windows
 from tinyloop.cluster.rows import RowFailure
 from tinyloop.cluster.scoring import score_rows
+from tinyloop.cluster.settings import ScoreSettings
 from tinyloop.cluster.summary import GroupTally
 from tinyloop.cluster.tasks import ChoicesResult, PairResult, RowResult, TaskOptions, TextResult
 
@@ -71,6 +74,37 @@ def ranked(result: object) -> ChoicesResult:
     return result
 
 
+def test_r4_r18_what_was_cut_or_merged_is_on_the_row_and_in_the_totals() -> None:
+    group = GroupTally()
+    rows = [
+        {"context": "x" * 30, "continuation": "yz"},
+        {"context": "hello wor", "continuation": "ld"},
+        {"context": "hello", "continuation": " world"},
+    ]
+    lines = [line_of(result) for result in score(*rows, max_rows=16)]
+    for line in lines:
+        group.add(line)
+    assert [line["n_truncated"] for line in lines] == [30 + 2 - 17, 0, 0]
+    assert [line["boundary"] for line in lines] == ["clean", "merged", "clean"]
+    assert [(line["n_context"], line["n_continuation"]) for line in lines[:2]] == [
+        (15, 2),
+        (len(ids_of("hello wor")), len(ids_of("ld"))),
+    ]
+    report = group.report("continuation")
+    assert (report["truncated_rows"], report["truncated_tokens"], report["merged_boundaries"]) == (1, 15, 1)
+    assert group.notes()["rows that lost context tokens at the left"] == 1
+    assert group.notes()["parts with a token across context and continuation"] == 1
+
+
+def test_r12_an_empty_continuation_scores_nothing_where_that_is_asked_for() -> None:
+    pool, settings = FakePool(), ScoreSettings(inputs=(), output=Path(), empty_continuation="zero")
+    rows = [{"context": context, "continuation": ""} for context in ("", "hello", "hello \n")]
+    for result in score_rows(pool, make_encoder(settings), rows, depth=DEPTH):
+        line = line_of(result)
+        assert (line["logprob"], line["is_greedy"], line["n_continuation"]) == (0.0, True, 0)
+    assert pool.num_scored == 0
+
+
 def test_r20_greedy_only_if_every_token_is_the_argmax() -> None:
     high, low = {"xy": -1.0}, {"xy": -9.0}
     for values, greedy in ((high, True), (low, False)):
@@ -122,6 +156,13 @@ def test_r23_minus_infinity_is_null_with_a_reason_and_ranks_last() -> None:
     assert line["logprob_reason"] == "neg_inf"
 
 
+def test_r23_no_line_ever_holds_what_json_has_not() -> None:
+    (result,) = score({"context": "q", "continuation": "x", "note": math.nan})
+    assert isinstance(result, PairResult)
+    with pytest.raises(ValueError, match="JSON"):
+        result_line(result, DEPTH)
+
+
 def test_r25_every_normalisation_of_every_choice() -> None:
     choices = ["\u00e9", "ab", "hello"]
     (result,) = score(question(*choices, gold=2), pmi=True)
@@ -158,6 +199,32 @@ def test_r25_pmi_of_zero_probabilities_ranks_nothing() -> None:
     (result,) = score(question("x", "y"), pool=fixed({"x": -math.inf, "y": -1.0}), pmi=True)
     assert ranked(result).pred["acc_pmi"] is None
     assert ranked(result).pred["acc"] == 1
+
+
+def test_r25_an_undefined_pmi_is_counted_and_not_taken_for_a_wrong_answer() -> None:
+    rows = [question("x", "y", gold=1), question("a", "b", gold=0)]
+    pool = fixed({"x": -math.inf, "y": -1.0, "a": -1.0, "b": -2.0})
+    group = GroupTally()
+    for result in score(*rows, pool=pool, pmi=True):
+        group.add(line_of(result))
+    report = group.report("choices")
+    # A pool that gives a text the same value with and without context: every defined PMI ties at 0.
+    assert (report["acc_pmi"], report["undefined"], report["with_gold"]) == (1.0, {"acc_pmi": 1}, 2)
+    assert report["acc"] == 1.0
+    group = GroupTally()
+    group.add(line_of(score(rows[0], pool=pool, pmi=True)[0]))
+    assert group.report("choices")["acc_pmi"] is None
+
+
+def test_r23_a_sum_with_a_zero_probability_is_no_number() -> None:
+    rows = [{"context": "q", "continuation": text} for text in ("x", "y")]
+    group = GroupTally()
+    for result in score(*rows, pool=fixed({"x": -math.inf, "y": -1.0})):
+        group.add(line_of(result))
+    report = group.report("continuation")
+    assert (report["logprob"], report["zero_probability"], report["tokens"]) == (None, 1, 2)
+    summary = {"file": "rows.jsonl", "task": "continuation", **report}
+    assert "1 row of zero probability" in _group(summary)
 
 
 def test_r26_equal_choices_tie_and_are_counted() -> None:

@@ -110,6 +110,8 @@ def test_bos_policy_is_the_tokenizers_own(tmp_path: Path, bos: bool) -> None:
     ("field", "value"),
     [
         ("model_type", "gemma"),
+        ("model_type", "t5"),
+        ("is_encoder_decoder", True),
         ("hidden_act", "gelu"),
         ("attention_bias", True),
         ("sliding_window", 64),

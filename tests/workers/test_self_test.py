@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import fake_model
 import numpy as np
 import pytest
-from fake_model import FakeModel, FakeScores
+from fake_model import FakeModel, FakeScores, expected_logprobs
 from tinyloop.native import load_model
 from tinyloop.native.models import default_model_path
 from tinyloop.workers.self_test import SelfTestError, self_test
@@ -30,6 +31,41 @@ class Wrong(FakeModel):
         scores = super().score(*args, prefixes=prefixes, **options)
         scores.logprobs[-1] += np.float32(1)
         return scores
+
+
+class Silent(FakeModel):
+    """Gives fewer values than ids are scored, none at all, or one that is no number."""
+
+    direct: Sequence[float] = ()
+
+    def score_tokens(self, *args: Any, **options: Any) -> Any:
+        return np.array(self.direct, dtype=np.float32)
+
+
+@pytest.mark.parametrize("direct", [[], [-1.0] * 22, [-1.0] * 24, [-1.0] * 22 + [np.nan], [-np.inf] * 23])
+def test_a_backend_that_returns_no_log_probabilities_takes_no_work(
+    tmp_path: Path, direct: list[float]
+) -> None:
+    (tmp_path / "model.json").write_text(json.dumps({}))
+    model = Silent(str(tmp_path / "model.json"))
+    model.direct = direct
+    with pytest.raises(SelfTestError, match=f"gave {len(direct)} values, expected 23 finite"):
+        self_test(model)
+
+
+def test_the_digest_is_of_every_bit_of_the_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model.json").write_text(json.dumps({}))
+    first, again = (self_test(FakeModel(str(tmp_path / "model.json"))) for _ in range(2))
+    assert first == again
+
+    def nudged(ids: Any, depth: int) -> Any:
+        """The least that one float can differ, on every path alike."""
+        values = expected_logprobs(ids, depth)
+        values[7] = np.nextafter(values[7], np.float32(0))
+        return values
+
+    monkeypatch.setattr(fake_model, "expected_logprobs", nudged)
+    assert self_test(FakeModel(str(tmp_path / "model.json"))).digest != first.digest
 
 
 @pytest.mark.parametrize("max_seq_len", [2, 3, 24])
