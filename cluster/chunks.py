@@ -86,7 +86,7 @@ def assemble(state: PoolState, work: Work, segment: Segment) -> Chunk:
             missing = (plan.lengths[node] if node >= 0 else 0) - known
             last_node = node
         prefix_of.append(prefix_index)
-        draft.rows += own[position] + missing
+        draft.rows += own[position] + missing * plan.num_uses(position, position + 1)
         position += 1
         if len(prefix_of) >= most:
             break
@@ -148,7 +148,7 @@ def _later_uses(state: PoolState, plan: Plan, node: int, position: int, end: int
     if plan.is_stream:
         branch = state.streams[plan.head.client].branches.get(plan.digests[node])
         return branch.items if branch is not None else 1
-    return min(plan.highs[node], end) - position - 1
+    return plan.num_uses(position, min(plan.highs[node], end)) - 1
 
 
 def _fitting(state: PoolState, mirror: Mirror, draft: _Draft, plan: Plan, path: list[_Step]) -> list[_Step]:

@@ -9,21 +9,28 @@ import json
 import sys
 import traceback
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from . import options
+from .adapters.harness_cli import add_commands as add_harness
+from .depth_rule import DepthRequest, beyond, parse_cascade
 from .errors import ExitCode, JobError, UsageError
 from .generate_cli import add_commands as add_generate
-from .job_cli import epilog, run_on_pool
+from .job_cli import epilog, output_of, run_on_pool
 from .operations_cli import add_commands as add_operations
 from .policies import POLICIES
 from .pool_cli import add_commands
+from .report_cli import add_commands as add_reports
 from .rolling import RollingPolicy
-from .settings import ErrorBudget, PoolRequest, ScoreSettings, parse_window
+from .settings import ErrorBudget, PoolRequest, ScoreSettings, parse_retry, parse_window
 from .submit_cli import add_commands as add_submit
 from .whole_option import whole
+
+if TYPE_CHECKING:
+    from .pool_backend import ChosenModel
+    from .score import ScoreKind
 
 app = typer.Typer(
     add_completion=False,
@@ -36,9 +43,11 @@ app = typer.Typer(
 add_commands(app)
 add_operations(app)
 add_submit(app)
+add_harness(app)
 add_generate(app)
+add_reports(app)
 
-SCORE_EPILOG = epilog("What is done to text before it is scored:", POLICIES)
+SCORE_EPILOG = epilog("What is done to text, and how deep it goes:", POLICIES)
 
 
 def _show_version(wanted: bool) -> None:
@@ -62,12 +71,20 @@ def common(
 def score(
     input: options.Input,
     output: options.Output,
+    input_format: options.InputFormat = None,
+    output_format: options.OutputFormat = "jsonl",
     model: options.ModelFile = None,
     replicas: options.Replicas = None,
     depth: options.Depth = None,
+    cascade: options.Cascade = None,
+    margin: options.Margin = None,
+    exit_threshold: options.ExitThreshold = None,
+    min_depth: options.MinDepth = None,
+    agreement_rows: options.AgreementRows = 200,
     limit: options.Limit = None,
     resume: options.Resume = False,
     overwrite: options.Overwrite = False,
+    retry_errors: options.RetryErrors = None,
     max_errors: options.MaxErrors = None,
     fail_fast: options.FailFast = False,
     max_seq_len: options.MaxSeqLen = None,
@@ -88,17 +105,19 @@ def score(
     stride: options.Stride = None,
     bos_every_window: options.BosEveryWindow = False,
 ) -> None:
-    """Log-likelihood, multiple choice and rolling perplexity of JSONL rows.
+    """Log-likelihood, multiple choice and rolling perplexity of rows.
 
     A row is one of: context + continuation; context + choices (+ gold); context_ids + continuation_ids; text.
     An optional prefix is put before context, id or custom_id names the row, other fields are carried through.
     """
     settings = ScoreSettings(
         inputs=tuple(input),
-        output=output,
-        work_dir=work_dir,
-        resume=resume,
+        **output_of(output, work_dir),
+        input_format=input_format,
+        output_format=output_format,
+        resume=resume or retry_errors is not None,
         overwrite=overwrite,
+        retry=parse_retry(retry_errors),
         limit=limit,
         budget=ErrorBudget.parse(max_errors, fail_fast=fail_fast),
         max_window_rows=parse_window(window),
@@ -111,11 +130,20 @@ def score(
         pmi=pmi,
         token_logprobs=logprobs,
         rolling=RollingPolicy(stride, bos_every_window),
+        depths=DepthRequest(parse_cascade(cascade), margin, exit_threshold, min_depth, agreement_rows),
     )
     request = PoolRequest(model, replicas, max_seq_len, kv, threads, numeric, device, pool)
-    from .score import ScoreKind
 
-    raise typer.Exit(run_on_pool(settings, lambda _: ScoreKind(settings), request))
+    def kind_of(chosen: ChosenModel) -> ScoreKind:
+        from .score import ScoreKind
+
+        kind = ScoreKind.of_model(settings, chosen.descriptor)
+        if settings.depths.cascade is not None:
+            for warning in beyond(kind.effort, int(chosen.descriptor["loops"])):
+                typer.echo(f"warning: {warning}", err=True)
+        return kind
+
+    raise typer.Exit(run_on_pool(settings, kind_of, request))
 
 
 @app.command()

@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 import ray
 
+from ..workers.effort import GroupedTokens, fault_of_groups, grouped_payload
+from ..workers.wire import OLDEST
 from .fleet import PoolError
 from .generate_items import Generated, NotGenerated, Prompt
 from .generation import GenerationClient, Reach
@@ -39,6 +41,7 @@ ROUTER_ANSWER_S = 20.0
 ROUTER_START_S = 30.0
 ROUTER_BACK_S = 90.0
 HELLO_EVERY_S = 0.1
+GROUPS_SINCE = 3  # the wire version that brought windows of groups
 
 
 class PoolClient:
@@ -49,6 +52,7 @@ class PoolClient:
         self._router = home.router
         self._client = client
         self._incarnation, self._router_pid, self._router_host = "", 0, ""
+        self._router_version = OLDEST
         self._ledger = Ledger()
         self._tokens: dict[int, list[Any]] = {}
         self._deadlines: dict[int, tuple[float, float]] = {}
@@ -73,7 +77,7 @@ class PoolClient:
         if until_s is not None and deadline_s is not None:
             self._deadlines[window] = until_s, deadline_s
         # Put by this process, so that the ids outlive the router and every replica.
-        self._tokens[window] = [ray.put((items.token_ids, items.offsets, items.n_scored))]
+        self._tokens[window] = [ray.put(_payload(items))]
         if not self._send(window, np.arange(len(items), dtype=np.int32), first=True):
             self._recover_router()
 
@@ -149,7 +153,9 @@ class PoolClient:
     def _met(self, hello: Any) -> None:
         """Take the router's answer. Raises PoolError if it will never be of use, RayError if not now."""
         try:
-            self._incarnation, self._router_pid, self._router_host = check_hello(ray.get(hello))
+            answer = ray.get(hello)
+            self._incarnation, self._router_pid, self._router_host = check_hello(answer)
+            self._router_version = answer[0]
             self._home.settle()
         except (ray.exceptions.RayTaskError, ray.exceptions.ActorDiedError) as error:
             raise PoolError(f"the router cannot be used: {error}") from error
@@ -173,9 +179,8 @@ class PoolClient:
         """Submit items of a window. False if the router does not know this client, or died."""
         facts = self._home.facts
         rules = CutRules(facts.digest, int(facts.descriptor["vocab_size"]), self._home.build_overhead_rows)
-        head = cut_window(
-            self._ledger.items(window), rules, client=self._client, window=window, chosen=chosen
-        )
+        items = self._ledger.items(window)
+        head = cut_window(items, rules, client=self._client, window=window, chosen=items.units_of(chosen))
         self._ledger.ideal_rows += head.ideal_rows if first else 0
         message, incarnation = encode_window(head), self._incarnation
         while (answer := self._submitted(message, self._tokens[window], self._left_s(window))) == FULL:
@@ -245,20 +250,20 @@ class PoolClient:
         return self._router.collect.remote(self._incarnation, self._client, self._after, timeout_s)
 
     def _take(self, delivery: Delivery, reference: Any) -> None:
-        if not len(self._ledger.missing(delivery.window, delivery.items)):
+        if not len(self._ledger.missing_of(delivery)):
             return
         try:
             message = ray.get(reference, timeout=REPLY_S)
         except (ray.exceptions.RayError, TimeoutError):
             # The scores died with whoever held them. They are computed again, bit for bit.
-            missing = self._ledger.missing(delivery.window, delivery.items)
+            missing = self._ledger.missing_of(delivery)
             if len(missing) and not self._send(delivery.window, missing):
                 self._recover_router()
             return
         self._collected.extend(self._ledger.accept(delivery, message))
 
     def _give_up(self, delivery: Delivery) -> None:
-        for item in self._ledger.missing(delivery.window, delivery.items).tolist():
+        for item in self._ledger.missing_of(delivery).tolist():
             self._collected.append(self._ledger.fail(delivery, item))
 
     def _until_next_deadline(self, timeout_s: float) -> float:
@@ -318,6 +323,25 @@ class PoolClient:
             raise ValueError(f"window {window}: n_scored must be from 1 to the length of the item less 1")
         if items.depth < 1:
             raise ValueError(f"window {window}: depth {items.depth} is less than 1")
+        if items.groups is None:
+            return
+        groups = items.groups
+        if fault := groups.effort.fault() or fault_of_groups(groups.offsets, groups.compared, len(items)):
+            raise ValueError(f"window {window}: {fault}")
+        if self._router_version < GROUPS_SINCE:
+            raise PoolError(
+                f"the pool speaks wire version {self._router_version}, which knows fixed depths alone: take "
+                "it down and start it with this version"
+            )
+
+
+def _payload(items: Items) -> tuple[Any, ...]:
+    """A window's token ids as replicas take them."""
+    arrays = items.token_ids, items.offsets, items.n_scored
+    groups = items.groups
+    if groups is None:
+        return arrays
+    return grouped_payload(GroupedTokens(*arrays, groups.offsets, groups.compared, groups.effort))
 
 
 def _label() -> str:

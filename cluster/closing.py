@@ -10,7 +10,7 @@ from .progress import clock, counted
 from .summary import METRICS
 
 
-def closing_lines(summary: dict[str, Any], output: Path) -> Iterator[str]:
+def closing_lines(summary: dict[str, Any], output: Path | str) -> Iterator[str]:
     """Accuracy by file and task, speed, hit rate against the ideal, errors by class, where results are."""
     for group in summary["groups"]:
         yield f"{group['file']} [{group['task']}]: {_group(group)}"
@@ -20,11 +20,14 @@ def closing_lines(summary: dict[str, Any], output: Path) -> Iterator[str]:
         ideal = pool["ideal_hit_rate"]
         against = "" if ideal is None else f" (ideal {100 * ideal:.1f} %)"
         yield f"prefix hit rate {100 * pool['hit_rate']:.1f} % of prompt tokens{against}"
+    if "loops" in summary:
+        yield _depths(summary)
     if summary["errors"]:
         classes = ", ".join(f"{name} {count:,}" for name, count in summary["errors_by_class"].items())
         yield f"errors: {counted(summary['errors'], 'row')} ({classes})"
     yield from (f"note: {warning}" for warning in summary["warnings"])
-    yield f"results in {output / 'results.jsonl'}, errors in errors.jsonl, figures in summary.json"
+    ending = summary.get("output_format", "jsonl")
+    yield f"results in {output}/results.{ending}, errors in errors.{ending}, figures in summary.json"
 
 
 def _group(group: dict[str, Any]) -> str:
@@ -50,6 +53,22 @@ def _group(group: dict[str, Any]) -> str:
         mean = group["logprob"] / group["tokens"] if group["tokens"] else 0.0
         return f"mean log-probability {mean:.4f} a token, {greedy}"
     return rows
+
+
+def _depths(summary: dict[str, Any]) -> str:
+    """Mean depth, loops saved, and what that cost on the rows that were checked."""
+    mean, saved = summary.get("depth", {}).get("mean"), summary["loops"]["saved"]
+    parts = ["depth" if mean is None else f"mean depth {mean:.2f}"]
+    parts += [] if saved is None else [f"{100 * saved:.1f} % of loops saved"]
+    checked = summary.get("agreement")
+    if checked is not None and checked["same_choice"] is not None:
+        rows = counted(checked["rows_with_choices"], "row")
+        parts.append(
+            f"{100 * checked['same_choice']:.1f} % of {rows} choose as at depth {checked['full_depth']}"
+        )
+    if checked is not None and checked["mean_abs_logprob_difference"] is not None:
+        parts.append(f"log-probabilities {checked['mean_abs_logprob_difference']:.4f} from there")
+    return ", ".join(parts)
 
 
 def _speed(summary: dict[str, Any]) -> str:

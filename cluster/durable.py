@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from .errors import InfrastructureError
 
@@ -34,19 +35,26 @@ def readable(path: Path) -> Iterator[None]:
         ) from error
 
 
-def write_durably(path: Path, chunks: Iterable[bytes]) -> None:
-    """Write all chunks to path: temporary file beside it, fsync, rename, fsync of the folder.
+@contextmanager
+def durable_file(path: Path) -> Iterator[BinaryIO]:
+    """Write path: temporary file beside it, fsync, rename, fsync of the folder.
 
-    Raises: InfrastructureError; path is then as it was.
+    Raises: InfrastructureError; path is then as it was, as it is if the block raises anything.
     """
     temporary = path.with_name(path.name + ".tmp")
     with disk_errors(path):
         with temporary.open("wb") as file:
-            file.writelines(chunks)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
         sync_folder(path.parent)
+
+
+def write_durably(path: Path, chunks: Iterable[bytes]) -> None:
+    """Write all chunks to path, as durable_file does."""
+    with durable_file(path) as file:
+        file.writelines(chunks)
 
 
 def sync_folder(folder: Path) -> None:

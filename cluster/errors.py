@@ -47,6 +47,7 @@ STATES = {
 ROW_FAULTS = frozenset(
     {
         "invalid_json",
+        "invalid_csv",
         "missing_field",
         "wrong_type",
         "duplicate_id",

@@ -11,7 +11,7 @@ from .errors import UsageError
 from .inputs import InputFile
 
 # Raised when a line of results.jsonl or the journal would come out differently for the same scores.
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 Fingerprint = dict[str, Any]
 
@@ -41,6 +41,7 @@ def fingerprint(
     flat["inputs.count"] = len(files)
     for i, file in enumerate(files):
         flat[f"inputs.{i}.label"] = file.label
+        flat[f"inputs.{i}.format"] = file.kind.format
         flat[f"inputs.{i}.sha256"] = file.sha256
     # As it will be read again: JSON has no tuples.
     return {key: list(value) if isinstance(value, tuple) else value for key, value in flat.items()}

@@ -9,11 +9,13 @@ from .closing import closing_lines
 from .durable import readable
 from .errors import ExitCode, InfrastructureError
 from .folder import DamagedFileError, JobFolder
+from .outputs.final import STEMS, final_name, read_final
+from .sources.formats import Format
 
 BLOCK_BYTES = 1 << 20
 
 
-def finished_summary(folder: JobFolder) -> dict[str, Any] | None:
+def finished_summary(folder: JobFolder, output_format: Format = "jsonl") -> dict[str, Any] | None:
     """The summary of a finished job, None if there is still something to do.
 
     Raises: InfrastructureError if the job was finished, but its files are no longer what it wrote.
@@ -31,12 +33,13 @@ def finished_summary(folder: JobFolder) -> dict[str, Any] | None:
         raise _changed(folder, "summary.json does not say so")
     if not _is_whole(summary):
         raise _changed(folder, "summary.json lacks figures")
-    for name in ("results", "errors"):
-        path = folder.output / f"{name}.jsonl"
-        found = _count_lines(path)
-        if found != summary[name]:
-            shown = "is missing" if found is None else f"has {found:,} lines"
-            raise _changed(folder, f"{path.name} {shown}, summary.json says {summary[name]:,}")
+    for stem in STEMS:
+        path = folder.output / final_name(stem, output_format)
+        found = _count_rows(path, stem, output_format)
+        if found != summary[stem]:
+            what = "lines" if output_format == "jsonl" else "rows"
+            shown = "is missing" if found is None else f"has {found:,} {what}"
+            raise _changed(folder, f"{path.name} {shown}, summary.json says {summary[stem]:,}")
     return summary
 
 
@@ -59,6 +62,12 @@ def _is_whole(summary: dict[str, Any]) -> bool:
     except (LookupError, TypeError, ValueError, AttributeError):
         return False
     return True
+
+
+def _count_rows(path: Path, stem: str, output_format: Format) -> int | None:
+    if output_format == "jsonl":
+        return _count_lines(path)
+    return sum(1 for _ in read_final(path.parent, stem, output_format)) if path.exists() else None
 
 
 def _count_lines(path: Path) -> int | None:

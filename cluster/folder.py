@@ -13,32 +13,41 @@ from typing import Any
 from .durable import disk_errors, write_durably
 from .errors import InfrastructureError, UsageError
 from .journal import JOURNAL_NAME
+from .outputs.final import STEMS, final_name
 from .results import PART_NAME
+from .sources.formats import Format
+from .sources.places import Place
 
 LOCK = "tinyloop.lock"
 # In the order of their removal: what says whose folder it is goes last, so that a removal that is cut short
 # leaves either the old job or nothing of one.
-OUTPUT_FILES = ("summary.json", "progress.json", "results.jsonl", "errors.jsonl", "run.json")
-WORK_FOLDERS = {"parts": PART_NAME, "journal": JOURNAL_NAME}
+FORMATS: tuple[Format, ...] = ("jsonl", "csv", "parquet")
+FINAL_FILES = tuple(final_name(stem, one) for one in FORMATS for stem in STEMS)
+OUTPUT_FILES = ("summary.json", "report.html", "progress.json", "timeline.json", *FINAL_FILES, "run.json")
+PARTS, EARLIER = "parts", "earlier"
+WORK_FOLDERS = {PARTS: PART_NAME, "journal": JOURNAL_NAME, EARLIER: PART_NAME}
 FINGERPRINT, WORK_PLACE = "fingerprint.json", "work.json"
-WORK_FILES = (*WORK_FOLDERS, FINGERPRINT, WORK_PLACE)
+RETRY, PUBLICATION = "retry.json", "publication.json"
+WORK_FILES = (*WORK_FOLDERS, RETRY, PUBLICATION, FINGERPRINT, WORK_PLACE)
 # What a job that was killed before it wrote its fingerprint may have left.
-LEFTOVERS = {LOCK, WORK_PLACE, f"{WORK_PLACE}.tmp", f"{FINGERPRINT}.tmp"}
+LEFTOVERS = {LOCK, WORK_PLACE, f"{WORK_PLACE}.tmp", f"{FINGERPRINT}.tmp", f"{RETRY}.tmp"}
 
 
 class DamagedFileError(InfrastructureError):
     """A JSON file of a job cannot be read as what it should be."""
 
 
-def refuse_inputs(paths: Sequence[str], output: Path, work: Path | None) -> None:
+def refuse_inputs(places: Sequence[Place], output: Path, work: Path | None) -> None:
     """Look before anything is created. Raises: UsageError if an input is a file that the job would write."""
     names = {LOCK, *OUTPUT_FILES, *WORK_FILES}
     names |= {f"{name}.tmp" for name in names}
     own = {(folder / name).resolve() for folder in (output, work or output) for name in names}
-    for path in paths:
-        resolved = Path(path).resolve()
+    for place in places:
+        if place.root is not None:
+            continue
+        resolved = Path(place.path).resolve()
         if resolved in own or any(parent in own for parent in resolved.parents):
-            raise UsageError(f"input {path!r} is an output of this job: name another folder with -o")
+            raise UsageError(f"input {place.spelled!r} is an output of this job: name another folder with -o")
 
 
 class JobFolder:
@@ -110,6 +119,13 @@ class JobFolder:
         """The summary that lies in the folder, None if there is none. Raises: DamagedFileError."""
         return _read_json(self.output / "summary.json")
 
+    def read_timeline(self) -> dict[str, Any] | None:
+        """What earlier runs noted for the report; None if there is nothing, or nothing that can be read."""
+        try:
+            return _read_json(self.output / "timeline.json")
+        except DamagedFileError:
+            return None
+
     def write_fingerprint(self, fingerprint: dict[str, Any]) -> None:
         """Say whose folder this is, and where its work lies, before anything else is written."""
         place = self.output / WORK_PLACE
@@ -129,9 +145,17 @@ class JobFolder:
         """Write one of the JSON output files, by rename."""
         self._write_json(self.output / name, content)
 
-    def remove_work(self) -> None:
-        """Remove what is needed only while a job runs."""
-        self._remove_work(self.work)
+    def read_work(self, name: str) -> dict[str, Any] | None:
+        """A JSON file of the work folder, None if there is none. Raises: DamagedFileError."""
+        return _read_json(self.work / name)
+
+    def write_work(self, name: str, content: dict[str, Any]) -> None:
+        """Write a JSON file of the work folder, by rename."""
+        self._write_json(self.work / name, content)
+
+    def remove_work(self, *, keep_parts: bool = False) -> None:
+        """Remove what is needed only while a job runs. keep_parts: rows may be tried again."""
+        self._remove_work(self.work, keep_parts=keep_parts)
         with disk_errors(self.output):
             (self.output / WORK_PLACE).unlink(missing_ok=True)
 
@@ -175,15 +199,19 @@ class JobFolder:
     def _places(self) -> list[Path]:
         return list(dict.fromkeys((self.output.resolve(), self.work.resolve())))
 
-    def _remove_work(self, folder: Path) -> None:
+    def _remove_work(self, folder: Path, *, keep_parts: bool = False) -> None:
         with disk_errors(folder):
+            (folder / RETRY).unlink(missing_ok=True)
             for name in WORK_FOLDERS:
+                if name == PARTS and keep_parts:
+                    continue
                 # Last first: what is left of parts then still has no gap.
                 for path in sorted(_own_files(folder / name), reverse=True):
                     path.unlink(missing_ok=True)
                 with suppress(OSError):
                     # Not empty: something else put a file there, which stays.
                     (folder / name).rmdir()
+            (folder / PUBLICATION).unlink(missing_ok=True)
             (folder / FINGERPRINT).unlink(missing_ok=True)
 
     def _refuse_contents(self, resume: bool) -> None:
@@ -197,7 +225,9 @@ class JobFolder:
             found = sorted(
                 path.name
                 for path in folder.iterdir()
-                if path.name != LOCK and not (resume and _is_leftover(path))
+                if path.name != LOCK
+                and path != self.output.resolve()  # within the work folder, where results go to a URL
+                and not (resume and _is_leftover(path))
             )
             if found:
                 what = ", ".join(found[:4])

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from .errors import InfrastructureError, Interrupted
-from .job_status import JobView
+from .submitted import JobView
 
 SHORTEST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 5.0

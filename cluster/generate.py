@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -122,8 +122,21 @@ class GenerateKind:
             return completion_line(result, token_logprobs=token_logprobs)
         return batch_line(result, self.planner.vocabulary, self.name, token_logprobs=token_logprobs)
 
+    def check(self, rows: Callable[[], Iterable[Row | RowFailure]]) -> None:
+        """Any row may be asked for: what does not fit is a row error."""
+
     def begin(self, backend: Backend) -> GenerateWork:
         return GenerateWork(backend.pool, self)
+
+    def conclude(
+        self,
+        backend: Backend,
+        results: Iterable[bytes],
+        rows: Callable[[], Iterable[Row | RowFailure]],
+        after_step: Callable[[], None],
+    ) -> dict[str, Any]:
+        """Nothing beside what the work itself says."""
+        return {}
 
 
 @dataclass(slots=True)

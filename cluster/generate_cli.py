@@ -14,7 +14,7 @@ from typer import Option
 from . import options
 from .completion_policies import POLICIES
 from .errors import RowError, UsageError
-from .job_cli import epilog, run_on_pool
+from .job_cli import epilog, output_of, run_on_pool
 from .settings import ErrorBudget, PoolRequest, parse_window
 from .whole_option import real, whole
 
@@ -107,8 +107,7 @@ def generate(
         raise UsageError(f"cannot generate as asked: {error.message}") from error
     settings = GenerateSettings(
         inputs=tuple(input),
-        output=output,
-        work_dir=work_dir,
+        **output_of(output, work_dir),
         resume=resume,
         overwrite=overwrite,
         limit=limit,

@@ -108,7 +108,7 @@ class Guardian:
     def _said_at_last(self, code: int) -> int:
         """Where Ray runs the job: the exit code as its last line, since Ray itself passes few of them on."""
         if RAY_JOB in os.environ:
-            from .job_status import last_line
+            from .submitted import last_line
 
             with suppress(OSError):
                 print(last_line(ExitCode(code)), flush=True)

@@ -1,110 +1,58 @@
-"""JSONL files to rows, strictly and in order.
+"""Files of rows to rows, strictly and in order, whatever their formats and wherever they lie.
 
-Invariant: every line that is not blank becomes exactly one Row or RowFailure, numbered from 0 over all
-inputs. Lines end at line feed bytes only.
+Invariant: every record that is not blank becomes exactly one Row or RowFailure, numbered from 0 over all
+inputs. The same rows get the same lines and, but for the file's name, the same ids in every format.
 """
 
 from __future__ import annotations
 
-import glob
 import hashlib
+import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
 from .errors import InfrastructureError, RowError, UsageError
-from .rows import Fields, Row, RowFailure, Task, parse_json, parse_task, take_id
+from .rows import Fields, Row, RowFailure, Task, parse_task, take_id
+from .sources import csv_table, jsonl
+from .sources.formats import Format, kind_of
+from .sources.places import Place, expand
+from .sources.record import InputFile, Record, SourceError
+from .sources.table import SCORE_COLUMNS, Columns
 
-BOM = b"\xef\xbb\xbf"
-# One line is held in memory whole; beyond this it is read past and becomes a row error.
-MAX_LINE_BYTES = 256 << 20
+__all__ = ["IdIndex", "InputFile", "expand", "read_rows", "scan"]
+
 # Ids kept in a set, about 70 bytes each, before they are packed into 8.
 RECENT_IDS = 65_536
 
 ParseTask = Callable[[Fields], tuple[Task, Fields]]
 
 
-@dataclass(frozen=True, slots=True)
-class InputFile:
-    """An input as it was when the job began.
+def scan(places: Sequence[Place], input_format: Format | None = None) -> list[InputFile]:
+    """Read every input once: its hash and its number of rows.
 
-    label names it in results: its base name, or the path where two are alike.
+    input_format: of all of them; None: by the endings of their names.
+    Raises: UsageError if a file cannot be read, or does not say what it is.
     """
-
-    path: Path
-    label: str
-    size_bytes: int
-    sha256: str
-    num_rows: int
-    num_blank: int
-
-
-def expand(patterns: Sequence[str]) -> list[str]:
-    """Paths and globs to paths, in the order given, globs sorted.
-
-    Raises: UsageError if nothing matches, a path is no file, or a file is named twice.
-    """
-    paths: list[str] = []
-    for pattern in patterns:
-        matches = [pattern] if Path(pattern).exists() else sorted(glob.glob(pattern, recursive=True))
-        if not matches:
-            raise UsageError(f"input {pattern!r} matches no file: check the path")
-        paths += matches
-    seen: dict[Path, str] = {}
-    for path in paths:
-        if not Path(path).is_file():
-            raise UsageError(
-                f"input {path!r} is not a file: name JSONL files or a glob such as 'rows/*.jsonl'"
-            )
-        earlier = seen.setdefault(Path(path).resolve(), path)
-        if earlier is not path:
-            raise UsageError(f"input {path!r} is the same file as {earlier!r}: name it once")
-    return paths
-
-
-def scan(paths: Sequence[str]) -> list[InputFile]:
-    """Read every input once: its hash and its number of rows. Raises: UsageError if a file cannot be read."""
-    names = [Path(path).name for path in paths]
+    names = [place.name for place in places]
     return [
-        _scan_one(Path(path), name if names.count(name) == 1 else path)
-        for path, name in zip(paths, names, strict=True)
+        _scan_one(place, name if names.count(name) == 1 else place.spelled, input_format)
+        for place, name in zip(places, names, strict=True)
     ]
 
 
-def _scan_one(path: Path, label: str) -> InputFile:
-    digest, num_rows, num_blank = hashlib.sha256(), 0, 0
+def _scan_one(place: Place, label: str, input_format: Format | None) -> InputFile:
+    kind = kind_of(place.name, input_format)
     try:
-        with path.open("rb") as file:
-            for number, line in _lines(file, digest):
-                blank = _is_blank(line, number)
-                num_blank += blank
-                num_rows += not blank
-            size = file.tell()
-    except OSError as error:
-        raise UsageError(f"input {str(path)!r} cannot be read: {error.strerror}") from error
-    return InputFile(path, label, size, digest.hexdigest(), num_rows, num_blank)
+        if kind.format == "jsonl":
+            return jsonl.scan(place, label, kind)
+        if kind.format == "csv":
+            return csv_table.scan(place, label, kind)
+        from .sources import parquet_table  # what it imports comes with an extra
 
-
-def _lines(file: BinaryIO, digest: hashlib._Hash) -> Iterator[tuple[int, bytes]]:
-    """(line number from 1, bytes with their line feed).
-
-    A line beyond the limit comes back cut, without a line feed.
-    """
-    number = 0
-    while line := file.readline(MAX_LINE_BYTES):
-        number += 1
-        digest.update(line)
-        yield number, line
-        while len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
-            line = file.readline(MAX_LINE_BYTES)
-            digest.update(line)
-
-
-def _is_blank(line: bytes, number: int) -> bool:
-    return not (line.removeprefix(BOM) if number == 1 else line).strip()
+        return parquet_table.scan(place, label, kind)
+    except SourceError as error:
+        raise UsageError(str(error)) from error
 
 
 class IdIndex:
@@ -141,50 +89,68 @@ class IdIndex:
 
 
 def read_rows(
-    files: Sequence[InputFile], *, limit: int | None = None, parse: ParseTask = parse_task
+    files: Sequence[InputFile],
+    *,
+    limit: int | None = None,
+    parse: ParseTask = parse_task,
+    columns: Columns = SCORE_COLUMNS,
 ) -> Iterator[Row | RowFailure]:
-    """Rows of all files in order, at most limit. Memory: one line and the index of ids.
+    """Rows of all files in order, at most limit. Memory: one batch of records and the index of ids.
 
-    parse: a row's fields to its task, as parse_task does.
+    parse: a row's fields to its task, as parse_task does. columns: the fields it looks for.
     Raises: InfrastructureError if a file is no longer what scan saw.
     """
     ids = IdIndex()
     number = 0
     for file in files:
-        digest = hashlib.sha256()
         try:
-            with file.path.open("rb") as handle:
-                for line_number, line in _lines(handle, digest):
-                    if limit is not None and number >= limit:
-                        return
-                    if _is_blank(line, line_number):
-                        continue
-                    yield _read_row(line, number, file.label, line_number, ids, parse)
-                    number += 1
-        except OSError as error:
-            raise InfrastructureError(f"input {str(file.path)!r} cannot be read: {error.strerror}") from error
-        if digest.hexdigest() != file.sha256:
-            raise InfrastructureError(
-                f"input {str(file.path)!r} changed while the job ran: its hash is "
-                f"{digest.hexdigest()[:12]}, was "
-                f"{file.sha256[:12]}: start again with --overwrite"
-            )
+            for record in _records(file, columns):
+                if limit is not None and number >= limit:
+                    return
+                yield _read_row(record, number, file.label, ids, parse)
+                number += 1
+        except SourceError as error:
+            raise InfrastructureError(str(error)) from error
 
 
-def _read_row(
-    line: bytes, number: int, label: str, line_number: int, ids: IdIndex, parse: ParseTask
-) -> Row | RowFailure:
-    body = (line.removeprefix(BOM) if line_number == 1 else line).rstrip(b"\r\n")
-    content = hashlib.blake2b(body, digest_size=4).hexdigest()
-    row_id = f"{label}:{line_number}:{content}"
+def _records(file: InputFile, columns: Columns) -> Iterator[Record]:
+    if file.kind.format == "jsonl":
+        return jsonl.records(file)
+    if file.kind.format == "csv":
+        return csv_table.records(file, columns)
+    from .sources import parquet_table
+
+    return parquet_table.records(file, columns)
+
+
+def _read_row(record: Record, number: int, label: str, ids: IdIndex, parse: ParseTask) -> Row | RowFailure:
+    fields = record.fields
+    row_id = _made_id(label, record)
     try:
-        if len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
-            raise RowError("invalid_json", f"line has {MAX_LINE_BYTES} bytes or more: split it")
-        fields = parse_json(body)
+        if isinstance(fields, RowError):
+            raise fields
         row_id = take_id(fields) or row_id
         if not ids.add(row_id):
             raise RowError("duplicate_id", f"id {row_id!r} was used by an earlier row: make ids unique")
         task, extra = parse(fields)
     except RowError as error:
-        return RowFailure(number, row_id, label, line_number, error.error_class, error.message)
-    return Row(number, row_id, label, line_number, task, extra)
+        return RowFailure(number, row_id, label, record.line, error.error_class, error.message)
+    return Row(number, row_id, label, record.line, task, extra)
+
+
+def _made_id(label: str, record: Record) -> str:
+    """The id of a row that brings none: file, line and content, as JSON says it in any format."""
+    content = record.content
+    if not isinstance(record.fields, RowError):
+        if _has_id(record.fields):
+            return ""
+        said = {name: value for name, value in record.fields.items() if value is not None}
+        content = json.dumps(said, sort_keys=True).encode("ascii")
+    return f"{label}:{record.line}:{hashlib.blake2b(content, digest_size=4).hexdigest()}"
+
+
+def _has_id(fields: Fields) -> bool:
+    """Whether take_id will find one, or nearly: what it refuses has an id made as well."""
+    value = fields.get("custom_id")
+    value = fields.get("id") if value is None else value
+    return isinstance(value, str) and value != "" and value.isascii()

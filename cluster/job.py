@@ -8,19 +8,22 @@ killed and however often. Lines depend on the row, the model and the settings al
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
-from .errors import OUR_FAULTS, ErrorBudgetExceeded, InfrastructureError, Interrupted
-from .folder import JobFolder
+from .errors import ErrorBudgetExceeded, InfrastructureError, Interrupted
+from .folder import PARTS, JobFolder
 from .inputs import InputFile
 from .interrupts import Interrupts
 from .journal import Journal
 from .kinds import Backend, Kind
 from .planning import OpenWindow, WindowReader
-from .progress import Progress, counted
-from .records import FAILURE_START
-from .results import Parts, publish
+from .progress import Awaited, Progress, counted
+from .records import FAILURE_START, id_of
+from .results import Parts, publish, written_ids
+from .retrying import Kept, prepare
 from .settings import JobSettings
+from .stalls import awaited
 from .summary import Tally
 
 COLLECT_TIMEOUT_S = 0.2
@@ -47,17 +50,19 @@ class Job:
         self._interrupts = interrupts
         self._kind = kind
         self._work = kind.begin(backend)
-        self._parts = Parts(folder.work / "parts")
+        prepare(folder)
+        self._parts = Parts(folder.work / PARTS)
         self._journal = Journal(folder.work / "journal")
-        recovered = self._read_journal()
+        kept = Kept(folder, files, self._parts.end, self._journal.recover(self._parts.end))
         self._reader = WindowReader(
-            settings, files, kind, self._work, self._parts.end, recovered, after_batch=self._after_batch
+            settings, files, kind, self._work, self._parts.end, kept, after_batch=self._after_batch
         )
         self._open: deque[OpenWindow] = deque()
-        self.rows_resumed = self._parts.end + len(recovered)
+        self.rows_resumed = self._parts.end + kept.count
         self.num_tokens = 0
-        recovered_errors = sum(line.startswith(FAILURE_START) for line in recovered.values())
-        progress.begin_at(self.rows_resumed, self._parts.num_failures + recovered_errors)
+        self._files = files
+        progress.ask_when_stalled(self._awaited)
+        progress.begin_at(self.rows_resumed, self._parts.num_failures + kept.num_failures)
 
     def run(self) -> None:
         """Do everything that is not committed yet, and commit it.
@@ -78,26 +83,30 @@ class Job:
         """What the kind of work says of this run."""
         return self._work.figures(elapsed_s)
 
+    def result_lines(self) -> Iterator[bytes]:
+        """Every committed result, in input order, as the parts hold it."""
+        return self._parts.results()
+
     def publish(self) -> Tally:
         """Build the final files and hold them against what was read.
 
         Raises: InfrastructureError if input rows are not exactly the results and errors.
         """
-        publish(self._parts, self._folder.output, self._kind.error_line)
-        tally = Tally.of_files(self._folder.output)
-        if tally.ids != self._reader.ids:
+        output, output_format = self._folder.output, self._settings.output_format
+        publish(self._parts, output, output_format, self._kind.error_line)
+        if output_format == "jsonl":
+            tally = Tally.of_files(output)
+            written = tally.ids
+        else:
+            tally = Tally.of_lines(self._parts.results(), self._parts.failures())
+            written = written_ids(output, output_format)
+        if not tally.ids == written == self._reader.ids:
             raise InfrastructureError(
                 f"reconciliation failed: {self._reader.ids.count} rows were read, {tally.results} results "
                 f"and {sum(tally.failures.values())} errors were written, or their ids differ: start again "
                 "with --overwrite"
             )
         return tally
-
-    def _read_journal(self) -> dict[int, bytes]:
-        """Lines that need not be made again. Failures of our own are tried again."""
-        ours = tuple(FAILURE_START + f' "{name}"'.encode() for name in sorted(OUR_FAULTS))
-        recovered = self._journal.recover(self._parts.end)
-        return {number: line for number, line in recovered.items() if not line.startswith(ours)}
 
     def _go_on(self) -> None:
         windows = self._reader.windows()
@@ -121,6 +130,7 @@ class Job:
         window.plans = []
         self.num_tokens += window.sent.num_tokens
         self._open.append(window)
+        self._progress.window_sent(window.begin, window.num_missing, window.sent.num_tokens)
 
     def _settle(self) -> None:
         """Journal every row that has left its window, then commit whole windows, oldest first."""
@@ -132,6 +142,7 @@ class Job:
             self._work.release(window.sent)
             self._parts.commit([line for line in window.lines if line is not None])
             self._journal.forget(self._parts.end)
+            self._progress.timeline.window_committed(window.begin)
 
     def _take(self, window: OpenWindow) -> None:
         assert window.sent is not None
@@ -143,7 +154,16 @@ class Job:
             window.lines[number - window.begin] = line
         window.num_missing -= len(lines)
         self._progress.advance(len(lines), sum(line.startswith(FAILURE_START) for _, line in lines))
+        self._progress.timeline.rows_back(window.begin, len(lines), id_of(lines[-1][1]))
         self._check_budget()
+
+    def _awaited(self) -> list[Awaited]:
+        """What open windows wait for."""
+        return [
+            awaited(window.begin, window.lines, self._files, self._progress.timeline.waited_s(window.begin))
+            for window in self._open
+            if window.num_missing
+        ]
 
     def _after_batch(self, num_failed: int) -> None:
         """Between batches of a window that is being read: reading a large one takes seconds."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from .errors import EXIT_CODE_MEANINGS, EXIT_CODE_NOTE
+from .errors import EXIT_CODE_MEANINGS, EXIT_CODE_NOTE, UsageError
 from .settings import JobSettings, PoolRequest
+from .sources.places import is_remote, local_path
 
 if TYPE_CHECKING:
     from .kinds import Backend, Kind
@@ -28,6 +30,20 @@ def epilog(title: str, policies: Mapping[str, str]) -> str:
             EXIT_CODE_NOTE,
         ]
     )
+
+
+def output_of(text: str, work_dir: Path | None) -> dict[str, Any]:
+    """-o and --work-dir as JobSettings takes them: a URL is published to from within the work folder.
+
+    Raises: UsageError for a URL without --work-dir.
+    """
+    if not is_remote(text):
+        return {"output": Path(local_path(text)), "work_dir": work_dir}
+    if work_dir is None:
+        raise UsageError(
+            f"-o {text!r} is a URL: a job needs a local folder for its journal and parts: add --work-dir"
+        )
+    return {"output": work_dir / "output", "work_dir": work_dir, "publish_to": text.rstrip("/")}
 
 
 def run_on_pool(settings: JobSettings, kind_of: Callable[[ChosenModel], Kind], request: PoolRequest) -> int:
@@ -56,6 +72,6 @@ def run_on_pool(settings: JobSettings, kind_of: Callable[[ChosenModel], Kind], r
         return open_pool(chosen, request)
 
     summary = run_job(settings, kind, chosen.choice, opened, display_for())
-    for line in closing_lines(summary, settings.output):
+    for line in closing_lines(summary, settings.publish_to or settings.output):
         typer.echo(line)
     return int(summary["exit_code"])

@@ -19,7 +19,7 @@ from ray.job_submission import JobSubmissionClient
 from .cluster_token import TokenRefused, advice, is_refusal, refuse_missing_token, use_token
 from .errors import InfrastructureError, UsageError
 from .following import ServerUnreachable
-from .job_status import JobView
+from .submitted import JobView
 
 DEFAULT_ADDRESS = "http://127.0.0.1:8265"
 PROBE_S = 3.0

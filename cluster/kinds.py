@@ -6,7 +6,7 @@ The job itself (job.py, running.py) owns windows, journal, order, budget, signal
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -16,6 +16,7 @@ from .items import ScoringPool
 from .progress import PoolFigures
 from .prompt_streams import GeneratingPool
 from .rows import Fields, Row, RowFailure, Task
+from .sources.table import Columns
 
 
 class Plan(Protocol):
@@ -97,13 +98,15 @@ class Kind(Protocol):
     """A kind of work before a pool is open.
 
     policies: name and sentence of what is done to rows, for run.json. options: a dataclass of what in the
-    settings decides a byte of the results, for the fingerprint.
+    settings decides a byte of the results, for the fingerprint. columns: what parse looks for in a table.
     """
 
     @property
     def policies(self) -> Mapping[str, str]: ...
     @property
     def options(self) -> Any: ...
+    @property
+    def columns(self) -> Columns: ...
 
     def parse(self, fields: Fields) -> tuple[Task, Fields]:
         """The typed task of a row without its id, and the fields to carry through. Raises RowError."""
@@ -115,5 +118,20 @@ class Kind(Protocol):
     def error_line(self) -> Callable[[bytes], bytes] | None:
         """A failure's line as it is published; None: as it stands."""
 
+    def check(self, rows: Callable[[], Iterable[Row | RowFailure]]) -> None:
+        """Look at the rows, if need be, before anything is started or written. Raises UsageError."""
+
     def begin(self, backend: Backend) -> Work:
         """Work on an open pool."""
+
+    def conclude(
+        self,
+        backend: Backend,
+        results: Iterable[bytes],
+        rows: Callable[[], Iterable[Row | RowFailure]],
+        after_step: Callable[[], None],
+    ) -> dict[str, Any]:
+        """What summary.json says beside, once the results are published.
+
+        after_step: to be called while work is waited for; what it raises ends the job.
+        """

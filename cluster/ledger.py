@@ -4,7 +4,7 @@ Pure.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -25,13 +25,14 @@ class Ledger:
     """Conserves items: submitted = returned + missing, and no item is returned twice.
 
     computed_rows: what replicas computed for what came back; total_rows: the same if nothing were shared;
-    ideal_rows: the same if each shared prefix of a window were computed once.
+    sent_rows: total_rows of all that was submitted; ideal_rows: of that too, if each shared prefix of a
+    window were computed once.
     """
 
     def __init__(self) -> None:
         self._open: dict[int, _Open] = {}
         self.known: set[int] = set()
-        self.computed_rows = self.total_rows = self.ideal_rows = 0
+        self.computed_rows = self.total_rows = self.sent_rows = self.ideal_rows = 0
 
     @property
     def windows_in_flight(self) -> int:
@@ -42,6 +43,7 @@ class Ledger:
         """A window is submitted. One without items is finished at once."""
         self.known.add(window)
         if len(items):
+            self.sent_rows += len(items.token_ids) - len(items)
             self._open[window] = _Open(items, np.zeros(len(items), dtype=np.bool_), len(items))
 
     def items(self, window: int) -> Items:
@@ -60,6 +62,11 @@ class Ledger:
         candidates = np.arange(len(entry.items), dtype=np.int32) if among is None else among
         return candidates[~entry.done[candidates]]
 
+    def missing_of(self, delivery: Delivery) -> Int32Array:
+        """int32 indices of the items of a delivery, which names what was placed, that have not come back."""
+        entry = self._open.get(delivery.window)
+        return self.missing(delivery.window, entry.items.of_units(delivery.items) if entry else None)
+
     def accept(self, delivery: Delivery, message: bytes) -> list[Scored | Failed]:
         """Scores of one command, less what has come back before. Raises WireError for other bytes."""
         result = decode_result(message)
@@ -72,8 +79,8 @@ class Ledger:
             self._mark(delivery.window, scored.items)
             offsets = self._open[delivery.window].items.offsets
             self.total_rows += int((offsets[scored.items + 1] - offsets[scored.items] - 1).sum())
-            parts = (scored.items, scored.logprobs, scored.greedy, scored.offsets)
-            collected.append(Scored(delivery.window, *parts))
+            parts = (scored.items, scored.logprobs, scored.greedy, scored.offsets, scored.depths)
+            collected.append(Scored(delivery.window, *parts, scored.row_loops, scored.full_row_loops))
         for failure in result.failures:
             one = np.array([failure.item], dtype=np.int32)
             if len(self.missing(delivery.window, one)):
@@ -117,4 +124,11 @@ def _only(result: Result, wanted: Int32Array) -> Result:
     lengths = np.diff(result.offsets)
     flat = np.repeat(keep, lengths)
     offsets = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths[keep], dtype=np.int64)])
-    return Result(result.items[keep], result.logprobs[flat], result.greedy[flat], offsets, result.failures)
+    return replace(
+        result,
+        items=result.items[keep],
+        logprobs=result.logprobs[flat],
+        greedy=result.greedy[flat],
+        offsets=offsets,
+        depths=None if result.depths is None else result.depths[keep],
+    )

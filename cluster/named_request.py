@@ -17,23 +17,34 @@ def of_named_pool(request: PoolRequest) -> PoolRequest:
     """
     if request.name is None:
         return request
+    refuse_decided(request)
+    print(f"joining pool {request.name}", file=sys.stderr, flush=True)
+    return as_decided(request)
+
+
+def refuse_decided(request: PoolRequest) -> None:
+    """Raises: UsageError if a request for a named pool says what that pool has decided."""
     defaults = PoolRequest(name=request.name, model=request.model)
     names = [field.name for field in fields(PoolRequest)]
     given = [name for name in names if getattr(request, name) != getattr(defaults, name)]
     if given:
         named = ", ".join("--" + name.replace("_", "-") for name in given)
         raise UsageError(f"--pool {request.name} and {named}: the pool has decided that: leave it out")
-    print(f"joining pool {request.name}", file=sys.stderr, flush=True)
+
+
+def as_decided(request: PoolRequest, ray_address: str | None = None) -> PoolRequest:
+    """The request with everything as the named pool has it. Raises as of_named_pool."""
+    defaults = PoolRequest()
     from .fleet import PoolError
     from .registry import NoSuchPool, find_router, read_spec
     from .session import join
     from .spec import SpecError, check_name
 
     try:
-        check_name(request.name)
-        join(None)
-        find_router(request.name)
-        spec = read_spec(request.name)
+        name = check_name(str(request.name))
+        join(ray_address)
+        find_router(name)
+        spec = read_spec(name)
     except (NoSuchPool, SpecError) as error:
         raise UsageError(str(error)) from error
     except PoolError as error:

@@ -7,17 +7,42 @@ from typing import Annotated, Literal
 
 from typer import Option
 
-from .whole_option import whole
+from .whole_option import real, whole
 
-Input = Annotated[list[str], Option("-i", "--input", help="JSONL file or glob; repeatable.")]
-Output = Annotated[Path, Option("-o", "--output", help="Folder of the results.")]
+Input = Annotated[
+    list[str], Option("-i", "--input", help="JSONL, CSV or Parquet: path, URL or glob; repeatable.")
+]
+InputFormat = Annotated[
+    Literal["jsonl", "csv", "parquet"] | None,
+    Option("--input-format", help="Of all inputs; default: by the ending of each name."),
+]
+OutputFormat = Annotated[
+    Literal["jsonl", "csv", "parquet"], Option("--output-format", help="Of results and errors.")
+]
+Output = Annotated[str, Option("-o", "--output", help="Folder of the results; of a URL with --work-dir.")]
 ModelFile = Annotated[Path | None, Option("--model", help="Model file; default: the one that ships here.")]
 Replicas = Annotated[int | None, whole(1, 1024, help="Processes that hold the model; default: one.")]
 Depth = Annotated[int | None, whole(1, help="Loops to run; default: what the model was made for.")]
+Cascade = Annotated[
+    str | None,
+    Option(metavar="A:B[:...]", help="Loops of all rows, then of undecided ones; needs --margin."),
+]
+Margin = Annotated[float | None, real(help="Cascade: choices that lead by less, in nats, go deeper.")]
+ExitThreshold = Annotated[
+    float | None, real(help="Stop rows whose exit gates let every token go with that probability.")
+]
+MinDepth = Annotated[int | None, whole(1, help="Loops before an exit gate is asked; default: 1.")]
+AgreementRows = Annotated[
+    int, whole(0, help="Rows that are scored at full depth too, to say what less depth cost; 0: none.")
+]
 Limit = Annotated[int | None, whole(0, help="Score the first N rows alone.")]
 LimitRows = Annotated[int | None, whole(0, help="Complete the first N rows alone.")]
 Resume = Annotated[bool, Option("--resume", help="Go on where a job in the folder stopped.")]
 Overwrite = Annotated[bool, Option("--overwrite", help="Replace a job in the folder.")]
+RetryErrors = Annotated[
+    str | None,
+    Option(metavar="CLASSES", help="Resume, and try rows again that failed so: a,b or 'ours' or 'all'."),
+]
 MaxErrors = Annotated[str | None, Option(help="Stop with exit code 4 beyond 20, 0.01 or 1% row errors.")]
 FailFast = Annotated[bool, Option("--fail-fast", help="Stop at the first row error.")]
 MaxSeqLen = Annotated[int | None, whole(2, help="Window in tokens; default: 2048 or the model's limit.")]

@@ -38,7 +38,8 @@ class Plan:
     totals: int64 [m + 1] rows of everything before a position if nothing is shared.
     shared: int32 [m + 1] tokens of the deepest node that a cut at a position would split (0 at both ends).
     is_stream: its items wait in groups for whoever has use for them, not in a run a replica.
-    number: grows from window to window.
+    number: grows from window to window. uses: int64 [m + 1], how often items before a position read a
+    prefix; None: a position is one item.
     """
 
     key: str
@@ -55,6 +56,7 @@ class Plan:
     shared: NDArray[np.int32]
     is_stream: bool = False
     number: int = 0
+    uses: NDArray[np.int64] | None = None
     paths: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -63,6 +65,10 @@ class Plan:
     def rows(self, begin: int, end: int) -> int:
         """Rows to compute positions [begin, end) on a replica that holds nothing."""
         return int(self.before[end] - self.before[begin] + self.shared[begin]) if end > begin else 0
+
+    def num_uses(self, begin: int, end: int) -> int:
+        """How often positions [begin, end) read a prefix."""
+        return end - begin if self.uses is None else int(self.uses[end] - self.uses[begin])
 
     def total_rows(self, begin: int, end: int) -> int:
         """Rows of positions [begin, end) if nothing is shared."""
@@ -95,7 +101,8 @@ def plan_window(key: str, head: WindowHead, *, is_stream: bool = False, number: 
     lengths = head.node_lengths.astype(np.int64)
     parents = head.node_parents.astype(np.int64)
     node_lengths = np.append(lengths, 0)
-    own = head.rows - node_lengths[head.node_of]
+    read = node_lengths[head.node_of]
+    own = head.rows - (read if head.weights is None else read * head.weights)
     lows, highs = _runs(head)
     before = np.zeros(len(head.order) + 1, dtype=np.int64)
     before[1:] = own
@@ -124,6 +131,7 @@ def plan_window(key: str, head: WindowHead, *, is_stream: bool = False, number: 
         shared=shared,
         is_stream=is_stream,
         number=number,
+        uses=None if head.weights is None else np.concatenate([[0], np.cumsum(head.weights, dtype=np.int64)]),
     )
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from .inputs import InputFile, read_rows
 from .kinds import Kind, Plan, Sent, Work
 from .records import failure_line
+from .retrying import Kept
 from .rows import Row, RowFailure
 from .settings import FIRST_WINDOW_ROWS, JobSettings
 from .summary import IdSum
@@ -50,10 +51,10 @@ class WindowReader:
         kind: Kind,
         work: Work,
         first_row: int,
-        recovered: dict[int, bytes],
+        kept: Kept,
         after_batch: Callable[[int], None],
     ) -> None:
-        """first_row: rows before it are committed. recovered: lines of later rows that are not planned again.
+        """first_row: rows before it are committed. kept: lines of later rows that are not made again.
 
         after_batch: called after each batch with the number of its rows that failed; what it raises ends
         the reading.
@@ -63,7 +64,7 @@ class WindowReader:
         self._kind = kind
         self._work = work
         self._first_row = first_row
-        self._recovered = recovered
+        self._kept = kept
         self._after_batch = after_batch
         self.rows_total = total_rows(settings, files)
         self.ids = IdSum()
@@ -88,7 +89,9 @@ class WindowReader:
         batch_rows = min(BATCH_ROWS, self._settings.max_window_rows or BATCH_ROWS)
         batch: list[Row | RowFailure] = []
         num_characters = 0
-        rows = read_rows(self._files, limit=self._settings.limit, parse=self._kind.parse)
+        rows = read_rows(
+            self._files, limit=self._settings.limit, parse=self._kind.parse, columns=self._kind.columns
+        )
         for row in rows:
             self.ids.add(row.id)
             if row.number < self._first_row:
@@ -104,7 +107,7 @@ class WindowReader:
     def _add(self, window: OpenWindow, batch: list[Row | RowFailure]) -> int:
         """Plan a batch into a window. Returns how many of its rows failed."""
         first = len(window.lines)
-        window.lines += [self._recovered.pop(row.number, None) for row in batch]
+        window.lines += [self._kept.pop(row.number) for row in batch]
         fresh = [row for row, line in zip(batch, window.lines[first:], strict=True) if line is None]
         plans = iter(self._work.plan([row for row in fresh if isinstance(row, Row)]))
         num_failed = 0

@@ -50,7 +50,13 @@ POLICIES: dict[str, str] = {
     "bos in windows": "the prefix token is in the first window alone, or in each with --bos-every-window",
     "perplexity": "sums of nats by sums of tokens, UTF-8 bytes or words between whitespace; empty ones apart",
     "equal requests": "computed once; each row has its own line",
-    "depth": "every row is run --depth loops, by default as many as the model was made for",
+    "depth": "loops run, those the model was made for unless --depth; more is allowed and warned of",
+    "cascade": "--cascade 2:4 runs all rows to 2 and only those to 4 whose margin is below --margin",
+    "margin": "best less second best summed log-probability of a row's choices, in nats; with --pmi too",
+    "exit gate": "--exit-threshold: a row stops when its gates let every scored token go so probably",
+    "depth of a row": "choices of a row, and what --pmi adds, go to one depth, with a plain run's scores",
+    "windows of a text": "go by their own gates: depth is the largest, depth_mean by scored tokens",
+    "agreement": "--agreement-rows are scored at full depth too, for summary.json alone",
     **COMMON,
 }
 

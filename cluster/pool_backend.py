@@ -26,13 +26,14 @@ from .generate_items import Prompt
 from .generate_ledger import Event
 from .items import Failed, Items, Scored
 from .kinds import Backend, BatchPool, ModelChoice
+from .lanes import ReplicaMoment
 from .progress import PoolFigures
 from .prompt_streams import PromptStream
 from .settings import JobSettings, PoolRequest
 
 if TYPE_CHECKING:
     from .pool import ReplicaPool
-    from .pool_status import PoolStatus
+    from .pool_status import PoolStatus, ReplicaStatus
 
 # How a replica says that the engine refused the model file or an option, and not that a machine failed.
 LOAD_ERROR = "phase load: LoadError"
@@ -54,9 +55,15 @@ class ChosenModel:
 
 
 def choose_model(settings: JobSettings, request: PoolRequest) -> ChosenModel:
-    """Read the model's header and tokenizer, and hold the settings against them.
+    """Read the model's header and tokenizer, and hold a job's settings against them. Raises as read_model."""
+    return read_model(request, depth=settings.depth, **settings.encoding)
 
-    Raises: UsageError if the file cannot be read or a setting does not fit it.
+
+def read_model(request: PoolRequest, *, depth: int | None = None, **encoding: Any) -> ChosenModel:
+    """Read the model's header and tokenizer, and hold what is asked against them.
+
+    encoding: keywords of EncodingPolicy.of_model. Raises: UsageError if the file cannot be read or a setting
+    does not fit it.
     """
     path = request.model or default_model_path()
     try:
@@ -68,13 +75,9 @@ def choose_model(settings: JobSettings, request: PoolRequest) -> ChosenModel:
     if request.device == "cuda" and request.numeric == "bf16":
         raise UsageError("--numeric bf16 is a mode of the CPU: use fp16 with --device cuda")
     descriptor: dict[str, Any] = dict(header.descriptor)
-    depth, warnings = _depth(settings.depth, descriptor["loops"])
+    depth, warnings = _depth(depth, descriptor["loops"])
     max_seq_len = _max_seq_len(request.max_seq_len, descriptor["max_positions"])
-    policy = EncodingPolicy.of_model(
-        descriptor,
-        max_seq_len,
-        **settings.encoding,
-    )
+    policy = EncodingPolicy.of_model(descriptor, max_seq_len, **encoding)
     identity = {
         "digest": header.digest,
         "tokenizer": hashlib.sha256(header.tokenizer_json).hexdigest(),
@@ -157,37 +160,50 @@ def open_pool(chosen: ChosenModel, request: PoolRequest) -> Iterator[Backend]:
     Raises: InfrastructureError if it cannot start, UsageError if the pool's settings are not valid or the
     engine refuses the model.
     """
-    config = None if request.name is not None else _pool_config(chosen, request)
     address = os.environ.get("RAY_ADDRESS")
-    if config is not None:
+    if request.name is None:
         # Said at once: what follows takes seconds.
         how = f"connecting to Ray at {address}" if address else "starting the pool"
         print(how, file=sys.stderr, flush=True)
+    from .fleet import PoolError
+
+    with enter_pool(chosen, request) as pool:
+        yield Backend(
+            pool=JobPool(pool, PoolError),
+            encoder=chosen.encoder,
+            depth=chosen.depth,
+            identity={**chosen.choice.identity, "numerics_id": pool.info.numerics_id},
+            figures=FigureSource(pool, PoolError),
+        )
+
+
+def enter_pool(chosen: ChosenModel, request: PoolRequest, ray_address: str | None = None) -> ReplicaPool:
+    """A pool with the chosen model, started or joined; its close ends or leaves it. Raises as open_pool."""
+    config = None
+    if request.name is None:
+        config = _pool_config(chosen, request).model_copy(update={"ray_address": ray_address})
     # Imported here: Ray takes seconds to load, and settings are checked before.
     from .fleet import PoolError
     from .pool import ReplicaPool
 
     try:
-        pool = ReplicaPool.start(config) if config is not None else ReplicaPool.connect(str(request.name))
+        if config is not None:
+            pool = ReplicaPool.start(config)
+        else:
+            pool = ReplicaPool.connect(str(request.name), ray_address)
     except PoolError as error:
         if LOAD_ERROR in str(error):
             # The same file and options fail in the same way on every run.
             raise UsageError(f"cannot use model {str(chosen.path)!r}: {error}") from error
         raise InfrastructureError(f"cannot start the pool: {error}") from error
-    with pool:
-        info = pool.info
-        if (info.digest, info.max_seq_len) != (chosen.choice.identity["digest"], chosen.max_seq_len):
-            raise InfrastructureError(
-                f"replicas hold model {info.digest[:12]} with a window of {info.max_seq_len}, the job is for "
-                f"{chosen.choice.identity['digest'][:12]} with {chosen.max_seq_len}: was the file replaced?"
-            )
-        yield Backend(
-            pool=JobPool(pool, PoolError),
-            encoder=chosen.encoder,
-            depth=chosen.depth,
-            identity={**chosen.choice.identity, "numerics_id": info.numerics_id},
-            figures=FigureSource(pool, PoolError),
+    info = pool.info
+    if (info.digest, info.max_seq_len) != (chosen.choice.identity["digest"], chosen.max_seq_len):
+        pool.close()
+        raise InfrastructureError(
+            f"replicas hold model {info.digest[:12]} with a window of {info.max_seq_len}, the job is for "
+            f"{chosen.choice.identity['digest'][:12]} with {chosen.max_seq_len}: was the file replaced?"
         )
+    return pool
 
 
 def _pool_config(chosen: ChosenModel, request: PoolRequest) -> PoolConfig:
@@ -280,14 +296,15 @@ class FigureSource:
 
 
 def _figures(status: PoolStatus) -> PoolFigures:
-    total = status.tokens_total
+    total, sent = status.tokens_total, status.tokens_sent
     return PoolFigures(
         replicas=len(status.replicas),
         replicas_alive=status.alive,
         hit_rate=status.hit_rate if total else None,
-        ideal_hit_rate=(total - status.tokens_ideal) / total if total else None,
+        ideal_hit_rate=(sent - status.tokens_ideal) / sent if sent else None,
         detail={
             "tokens_total": total,
+            "tokens_sent": sent,
             "tokens_computed": status.tokens_computed,
             "tokens_ideal": status.tokens_ideal,
             "replica_deaths": status.deaths,
@@ -298,4 +315,20 @@ def _figures(status: PoolStatus) -> PoolFigures:
             "evictions": status.evictions,
             "router_cpu_s": round(status.router_cpu_s, 3),
         },
+        moments=tuple(_moment(replica) for replica in status.replicas),
+    )
+
+
+def _moment(replica: ReplicaStatus) -> ReplicaMoment:
+    return ReplicaMoment(
+        slot=replica.slot,
+        generation=replica.generation,
+        state=replica.verdict,
+        host=replica.host,
+        busy_s=replica.busy_s,
+        in_flight=replica.in_flight,
+        prefix_bytes=replica.prefix_bytes,
+        prefix_budget_bytes=replica.prefix_budget_bytes,
+        memory_bytes=replica.memory_bytes,
+        trouble=replica.trouble,
     )

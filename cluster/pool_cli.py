@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from .errors import InfrastructureError, UsageError
+from .report_cli import names_a_job, show_job
 from .whole_option import whole
 
 DEFAULT_NAME = "default"
@@ -50,11 +51,20 @@ def up(
 
 
 def status(
-    name: Annotated[str | None, typer.Argument(help="Name of a pool; default: all.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(help="Name of a pool, or the output folder of a job; default: all pools."),
+    ] = None,
     address: Address = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a pool.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, or one a pool.")] = False,
 ) -> None:
-    """Say what a pool's replicas and clients do, or which pools there are."""
+    """Say what a pool's replicas and clients do, which pools there are, or how far a job is.
+
+    An argument with a slash, and one that is a folder with a job in it, is a job's folder.
+    """
+    if name is not None and names_a_job(name):
+        show_job(Path(name), as_json=as_json)
+        return
     with on_ray(address, name or DEFAULT_NAME):
         from .named_pool import ask_status
         from .pool_view import pool_line, pool_lines

@@ -24,8 +24,9 @@ class ModelInfo:
 class ReplicaStatus:
     """One slot. state: starting, up, draining, waiting or given up; verdict: the same for people, with why.
 
-    busy_s: engine seconds; generating: completions that it was sent and their clients need; pid: 0 if it
-    never ran; trouble: of its last death; notice: of the process.
+    busy_s: engine seconds; prefix_budget_bytes, memory_bytes: None if not known; generating: completions that
+    it was sent and their clients need; pid: 0 if it never ran; trouble: of its last death; notice: of the
+    process.
     """
 
     slot: int
@@ -43,6 +44,8 @@ class ReplicaStatus:
     generated_tokens: int
     trouble: str
     notice: str
+    prefix_budget_bytes: int | None = None
+    memory_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,8 @@ class PoolStatus:
     """A snapshot. wanted: replicas that the pool should have.
 
     tokens_computed: run through the model for what this client has; tokens_total: the same if nothing were
-    shared; tokens_ideal: the same if each shared prefix of a window were computed once: of what is scored.
+    shared. tokens_sent: total of all that this client submitted; tokens_ideal: of that too, if each shared
+    prefix of a window were computed once: of what is scored.
     tokens_generated: by all replicas for all clients, as of a second ago. That, the queue, prefixes and the
     counters after deaths are the router's and start anew with it.
     """
@@ -74,6 +78,7 @@ class PoolStatus:
     finished_items: int
     tokens_computed: int
     tokens_total: int
+    tokens_sent: int
     tokens_ideal: int
     tokens_generated: int
     prefixes: int
@@ -114,6 +119,7 @@ def pool_status(body: Mapping[str, Any], ledger: Ledger) -> PoolStatus:
         finished_items=counters["items"],
         tokens_computed=ledger.computed_rows,
         tokens_total=ledger.total_rows,
+        tokens_sent=ledger.sent_rows,
         tokens_ideal=ledger.ideal_rows,
         tokens_generated=counters["generated_tokens"],
         prefixes=sum(replica.prefixes for replica in replicas),
@@ -129,7 +135,13 @@ def pool_status(body: Mapping[str, Any], ledger: Ledger) -> PoolStatus:
 
 
 def _replica(slot: Mapping[str, Any], seen: Mapping[str, Any]) -> ReplicaStatus:
-    of_router: dict[str, int | float] = {"in_flight": 0, "backlog_s": 0.0, "busy_s": 0.0, "prefixes": 0}
+    of_router: dict[str, int | float | None] = {
+        "in_flight": 0,
+        "backlog_s": 0.0,
+        "busy_s": 0.0,
+        "prefixes": 0,
+    }
     of_router |= {"prefix_bytes": 0, "generating": 0, "generated_tokens": 0}
+    of_router |= {"prefix_budget_bytes": None, "memory_bytes": None}
     known = {key: seen.get(key, default) for key, default in of_router.items()}
     return ReplicaStatus(**slot, **known)

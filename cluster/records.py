@@ -18,15 +18,15 @@ from .tasks import ChoiceResult, ChoicesResult, ItemScore, PairResult, RowResult
 FAILURE_START = b'{"class":'
 
 
-def result_line(result: RowResult, depth: int, *, token_logprobs: bool = False) -> bytes:
-    """One line of results.jsonl, with its line feed."""
+def result_line(result: RowResult, depth: int | None, *, token_logprobs: bool = False) -> bytes:
+    """One line of results.jsonl, with its line feed. depth: of the job; None where each row has its own."""
     row = result.row
     fields: dict[str, Any] = {
         "id": row.id,
         "file": row.file,
         "line": row.line,
         "task": TASK_NAMES[type(row.task)],
-        "depth": depth,
+        "depth": result.depth if depth is None else depth,
     }
     if isinstance(result, PairResult):
         fields |= _pair_fields(result.encoded, result.score, token_logprobs)
@@ -40,8 +40,12 @@ def result_line(result: RowResult, depth: int, *, token_logprobs: bool = False) 
             "n_words": result.n_words,
             "n_windows": result.n_windows,
         }
+        if depth is None:
+            fields["depth_mean"] = result.depth_mean
         if token_logprobs:
             fields["token_logprobs"] = [finite_or_none(value) for value in result.token_logprobs]
+            if depth is None:
+                fields["token_depths"] = [reached for count, reached in result.depths for _ in range(count)]
     return dump(fields | _extra(row))
 
 
@@ -57,6 +61,12 @@ def failure_line(failure: RowFailure) -> bytes:
             "attempts": failure.attempts,
         }
     )
+
+
+def id_of(line: bytes) -> str:
+    """The id in a line of results.jsonl or errors.jsonl."""
+    row_id: str = json.loads(line)["id"]
+    return row_id
 
 
 def _pair_fields(encoded: Encoded, score: ItemScore, token_logprobs: bool) -> dict[str, Any]:

@@ -13,7 +13,10 @@ from pathlib import Path
 
 from .durable import disk_errors, readable, sync_folder, write_durably
 from .errors import InfrastructureError
+from .outputs.final import STEMS, read_final, write_final
 from .records import FAILURE_START
+from .sources.formats import Format
+from .summary import IdSum
 
 PART_NAME = re.compile(r"([0-9]{12})-([0-9]{12})-([0-9a-f]{8})\.jsonl")
 
@@ -53,13 +56,18 @@ class Parts:
         self._paths.append(path)
         self.end = end
 
+    def lines(self) -> Iterator[bytes]:
+        """One line a row, in input order."""
+        for path in self._paths:
+            yield from _checked_lines(path)
+
     def results(self) -> Iterator[bytes]:
         """Lines of scored rows, in input order."""
-        return (line for line in self._lines() if not line.startswith(FAILURE_START))
+        return (line for line in self.lines() if not line.startswith(FAILURE_START))
 
     def failures(self) -> Iterator[bytes]:
         """Lines of failed rows, in input order."""
-        return (line for line in self._lines() if line.startswith(FAILURE_START))
+        return (line for line in self.lines() if line.startswith(FAILURE_START))
 
     def remove(self) -> None:
         """Delete all parts, after publishing."""
@@ -68,10 +76,6 @@ class Parts:
                 path.unlink(missing_ok=True)
             self._folder.rmdir()
         self._paths.clear()
-
-    def _lines(self) -> Iterator[bytes]:
-        for path in self._paths:
-            yield from _checked_lines(path)
 
     def _adopt(self, path: Path) -> None:
         match = PART_NAME.fullmatch(path.name)
@@ -113,9 +117,23 @@ def _checked_lines(path: Path) -> Iterator[bytes]:
         )
 
 
-def publish(parts: Parts, output: Path, error_line: Callable[[bytes], bytes] | None = None) -> None:
-    """Write results.jsonl and errors.jsonl, each by one rename. error_line: a failure as it is published."""
-    write_durably(output / "results.jsonl", parts.results())
+def publish(
+    parts: Parts,
+    output: Path,
+    output_format: Format = "jsonl",
+    error_line: Callable[[bytes], bytes] | None = None,
+) -> None:
+    """Write the files of results and errors, each by one rename. error_line: a failure as it is published."""
+    write_final(output, "results", output_format, parts.results())
     failures = parts.failures()
-    write_durably(output / "errors.jsonl", map(error_line, failures) if error_line else failures)
+    write_final(output, "errors", output_format, map(error_line, failures) if error_line else failures)
     sync_folder(output)
+
+
+def written_ids(output: Path, output_format: Format) -> IdSum:
+    """What the final files of a job hold, read back from them. Raises: InfrastructureError."""
+    ids = IdSum()
+    for stem in STEMS:
+        for fields in read_final(output, stem, output_format):
+            ids.add(fields["id"])
+    return ids

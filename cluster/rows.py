@@ -18,7 +18,7 @@ Fields = dict[str, Any]
 
 
 MAX_NESTING = 200
-TOO_DEEP = f"line is nested more than {MAX_NESTING} deep: flatten it"
+TOO_DEEP = f"is nested more than {MAX_NESTING} deep: flatten it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,17 +141,23 @@ def parse_json(line: bytes) -> Fields:
         raise RowError(
             "invalid_unicode", f"line is not UTF-8: {error.reason} at byte {error.start}"
         ) from None
+    value = parse_json_value(text, "line")
+    if not isinstance(value, dict):
+        raise RowError("wrong_type", f"line is a JSON {JSON_NAMES[type(value)]}: one object a line is read")
+    return value
+
+
+def parse_json_value(text: str, what: str) -> Any:
+    """A text to what it says as JSON, strictly. what: how to call it. Raises: RowError invalid_json."""
     try:
         value = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite)
     except RecursionError:
-        raise RowError("invalid_json", TOO_DEEP) from None
+        raise RowError("invalid_json", f"{what} {TOO_DEEP}") from None
     except ValueError as error:
-        raise RowError("invalid_json", f"line is not strict JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise RowError("wrong_type", f"line is a JSON {JSON_NAMES[type(value)]}: one object a line is read")
+        raise RowError("invalid_json", f"{what} is not strict JSON: {error}") from None
     # What is read must also be written again: the writer nests deeper than the reader, and both have a limit.
-    if line.count(b"[") + line.count(b"{") > MAX_NESTING and _nesting(value) > MAX_NESTING:
-        raise RowError("invalid_json", TOO_DEEP)
+    if text.count("[") + text.count("{") > MAX_NESTING and _nesting(value) > MAX_NESTING:
+        raise RowError("invalid_json", f"{what} {TOO_DEEP}")
     return value
 
 

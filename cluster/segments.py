@@ -51,22 +51,22 @@ class _Trie:
 def cut_window(
     items: Items, rules: CutRules, *, client: str, window: int, chosen: Int32Array | None = None
 ) -> WindowHead:
-    """The shape of a window: its shared prefixes as nodes and its items in depth-first order.
+    """The shape of a window: its shared prefixes as nodes and its items, or groups, in depth-first order.
 
-    chosen: int32 indices of the items still wanted; all by default.
+    chosen: int32 indices of the items, or groups, still wanted; all by default.
     """
-    wanted = np.arange(len(items), dtype=np.int32) if chosen is None else chosen.astype(np.int32)
-    usable = _usable_lengths(items, rules.vocab_size)
-    order = _prefix_order(items, usable, wanted)
-    trie = _trie(_shared_lengths(items, usable, order), len(order))
-    rows = (np.diff(items.offsets)[order] - 1).astype(np.int32)
-    ideal_rows = _rows_computed(trie, rows)
-    kept = _worth_building(trie, rules.build_overhead_rows)
+    units = _units(items, _usable_lengths(items, rules.vocab_size))
+    wanted = np.arange(len(units.usable), dtype=np.int32) if chosen is None else chosen.astype(np.int32)
+    order = _prefix_order(units.items, units.usable, wanted)
+    trie = _trie_of(units, order)
+    rows, weights = units.rows[order], units.weights[order]
+    ideal_rows = _rows_computed(trie, rows, weights)
+    kept = _worth_building(trie, weights, rules.build_overhead_rows)
     return WindowHead(
         client=client,
         window=window,
         depth=items.depth,
-        node_digests=b"".join(_digests(items, order, kept, rules.model_digest)),
+        node_digests=b"".join(_digests(units.items, order, kept, rules.model_digest)),
         node_lengths=np.array(kept.lengths, dtype=np.int32),
         node_parents=np.array(kept.parents, dtype=np.int32),
         node_sources=order[kept.lows] if kept.lows else np.empty(0, dtype=np.int32),
@@ -74,7 +74,60 @@ def cut_window(
         rows=rows,
         node_of=kept.node_of,
         ideal_rows=ideal_rows,
+        weights=weights if items.groups is not None else None,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Units:
+    """What is placed: items, or groups of them as their first items.
+
+    usable: int32, longest prefix that others may share; of a group, one that all of its compared items have.
+    rows: int32, of each if nothing is shared. weights: int32, how many of its items read a prefix.
+    """
+
+    items: Items
+    usable: Int32Array
+    rows: Int32Array
+    weights: Int32Array
+
+
+def _units(items: Items, usable: Int32Array) -> _Units:
+    rows = np.diff(items.offsets) - 1
+    if items.groups is None or not len(items):
+        return _Units(items, usable, rows.astype(np.int32), np.ones(len(items), dtype=np.int32))
+    firsts, compared = items.groups.offsets[:-1], items.groups.compared
+    far = np.iinfo(np.int32).max
+    # Compared items stand together at the beginning of a group, so neighbours tell what all of them share.
+    everything = np.arange(len(items), dtype=np.int32)
+    shared = np.array([far, *_shared_lengths(items, usable, everything)], dtype=np.int32)
+    shared[firsts] = far
+    common = np.where(compared, np.minimum(usable, shared), far)
+    bounds = zip(items.offsets[firsts].tolist(), items.offsets[firsts + 1].tolist(), strict=True)
+    ids = [items.token_ids[begin:end] for begin, end in bounds]
+    return _Units(
+        Items(
+            np.concatenate(ids),
+            np.cumsum([0, *map(len, ids)], dtype=np.int64),
+            items.n_scored[firsts],
+            items.depth,
+        ),
+        np.minimum.reduceat(common, firsts).astype(np.int32),
+        np.add.reduceat(rows, firsts).astype(np.int32),
+        np.add.reduceat(compared.astype(np.int32), firsts).astype(np.int32),
+    )
+
+
+def _trie_of(units: _Units, order: Int32Array) -> _Trie:
+    """The trie over an order of units; what several items of one group read is shared there too."""
+    if units.weights.max(initial=1) == 1:
+        return _trie(_shared_lengths(units.items, units.usable, order), len(order))
+    # Such a group stands for two neighbours that share all they can.
+    places = np.repeat(np.arange(len(order)), 1 + (units.weights[order] > 1))
+    trie = _trie(_shared_lengths(units.items, units.usable, order[places]), len(places))
+    lows, highs = places[trie.lows].tolist(), [int(places[high - 1]) + 1 for high in trie.highs]
+    node_of = trie.node_of[np.searchsorted(places, np.arange(len(order)))]
+    return _Trie(trie.lengths, trie.parents, lows, highs, node_of)
 
 
 def _usable_lengths(items: Items, vocab_size: int) -> Int32Array:
@@ -166,19 +219,21 @@ def _deepest(lows: list[int], highs: list[int], num_items: int) -> Int32Array:
     return node_of
 
 
-def _rows_computed(trie: _Trie, rows: Int32Array) -> int:
+def _rows_computed(trie: _Trie, rows: Int32Array, weights: Int32Array) -> int:
     """Rows when each node is computed once and each item only what follows its deepest node."""
     lengths = np.array([*trie.lengths, 0], dtype=np.int64)
     parents = np.array(trie.parents, dtype=np.int64)
     own = lengths[:-1] - lengths[parents] if len(parents) else np.zeros(0, dtype=np.int64)
-    return int(own.sum() + rows.sum() - lengths[trie.node_of].sum())
+    return int(own.sum() + rows.sum(dtype=np.int64) - (lengths[trie.node_of] * weights).sum())
 
 
-def _worth_building(trie: _Trie, overhead_rows: int) -> _Trie:
+def _worth_building(trie: _Trie, weights: Int32Array, overhead_rows: int) -> _Trie:
     """The nodes whose (uses - 1) x own rows, after the nearest kept ancestor, exceed one build's overhead."""
     uses = np.zeros(len(trie.lengths) + 1, dtype=np.int64)
     np.add.at(uses, np.array(trie.parents, dtype=np.int64), 1)
-    uses[: len(trie.lengths)] += np.bincount(trie.node_of[trie.node_of >= 0], minlength=len(trie.lengths))
+    has_node = trie.node_of >= 0
+    direct = np.bincount(trie.node_of[has_node], weights[has_node], minlength=len(trie.lengths))
+    uses[: len(trie.lengths)] += direct.astype(np.int64)
     kept_as: list[int] = []  # of each node, the kept node that stands for it
     kept: list[int] = []
     for node, length in enumerate(trie.lengths):

@@ -6,9 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from .depth_rule import DepthRequest
 from .encoding import EmptyContinuation
-from .errors import UsageError
+from .errors import OUR_FAULTS, ROW_FAULTS, UsageError
 from .rolling import RollingPolicy
+from .sources.formats import Format
 from .tasks import TaskOptions
 
 FIRST_WINDOW_ROWS = 2_048
@@ -67,13 +69,20 @@ def _fraction(value: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class JobSettings:
-    """What every kind of job is asked. None means the model's or the program's default."""
+    """What every kind of job is asked. None means the model's or the program's default.
+
+    output: local folder of the final files; publish_to: URL of the folder that they then go to.
+    """
 
     inputs: tuple[str, ...]
     output: Path
+    input_format: Format | None = None
+    output_format: Format = "jsonl"
+    publish_to: str | None = None
     work_dir: Path | None = None
     resume: bool = False
     overwrite: bool = False
+    retry: frozenset[str] = frozenset()
     limit: int | None = None
     budget: ErrorBudget = field(default_factory=ErrorBudget)
     max_window_rows: int | None = MAX_WINDOW_ROWS
@@ -102,6 +111,7 @@ class ScoreSettings(JobSettings):
     pmi: bool = False
     token_logprobs: bool = False
     rolling: RollingPolicy = field(default_factory=RollingPolicy)
+    depths: DepthRequest = field(default_factory=DepthRequest)
 
     @property
     def task_options(self) -> TaskOptions:
@@ -144,3 +154,20 @@ def parse_window(text: str) -> int | None:
     if rows < 1:
         raise UsageError(f"--window is {text!r}: give a number of rows or 'all'")
     return rows
+
+
+def parse_retry(text: str | None) -> frozenset[str]:
+    """Read --retry-errors: classes of errors, none by default. Raises: UsageError for an unknown one."""
+    if text is None:
+        return frozenset()
+    if text == "all":
+        return ROW_FAULTS | OUR_FAULTS
+    names = [OUR_FAULTS if name == "ours" else frozenset({name}) for name in text.split(",")]
+    classes = frozenset().union(*names)
+    unknown = sorted(classes - ROW_FAULTS - OUR_FAULTS)
+    if unknown:
+        raise UsageError(
+            f"--retry-errors has {unknown[0]!r}: give 'ours', 'all' or classes with commas between: "
+            f"{', '.join(sorted(ROW_FAULTS | OUR_FAULTS))}"
+        )
+    return classes

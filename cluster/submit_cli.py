@@ -17,8 +17,8 @@ from .interrupts import SIGNALS
 if TYPE_CHECKING:
     from .following import Wishes
     from .job_server import RayJobServer
-    from .job_status import JobView
     from .submission import Command
+    from .submitted import JobView
 
 EPILOG = "\n\n".join(
     [
@@ -169,7 +169,7 @@ def _submit_or_join(server: RayJobServer, base: str, entrypoint: str, environmen
 def _follow(server: RayJobServer, job: str) -> ExitCode:
     """Print the job's log until it is over. Returns its exit code."""
     from .following import Follower
-    from .job_status import outcome
+    from .submitted import outcome
 
     with _signals_held() as wait:
         follower = Follower(server, job, echo=_echo, note=_note, wait=wait)

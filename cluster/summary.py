@@ -195,6 +195,27 @@ def _perplexity(logprob: float, count: int) -> float | None:
 
 
 @dataclass
+class DepthTally:
+    """How deep rows went. Those with nothing to score did not go anywhere."""
+
+    rows: int = 0
+    depth: float = 0.0
+    histogram: Counter[int] = field(default_factory=Counter)
+
+    def add(self, result: dict[str, Any]) -> None:
+        """Count one line of results.jsonl."""
+        if result["depth"]:
+            self.rows += 1
+            self.depth += result.get("depth_mean", result["depth"])
+            self.histogram[result["depth"]] += 1
+
+    def report(self) -> dict[str, Any]:
+        """Mean loops of a row, and rows by the most loops of any of their tokens."""
+        histogram = {str(depth): count for depth, count in sorted(self.histogram.items())}
+        return {"mean": self.depth / self.rows if self.rows else None, "rows_by_depth": histogram}
+
+
+@dataclass
 class Tally:
     """Everything counted from results.jsonl and errors.jsonl."""
 
@@ -202,18 +223,23 @@ class Tally:
     results: int = 0
     failures: Counter[str] = field(default_factory=Counter)
     groups: dict[tuple[str, str], Group] = field(default_factory=dict)
+    depths: DepthTally = field(default_factory=DepthTally)
 
     @classmethod
     def of_files(cls, output: Path) -> Tally:
         """Read both files of an output folder, line by line."""
+        with (output / "results.jsonl").open("rb") as results, (output / "errors.jsonl").open("rb") as errors:
+            return cls.of_lines(results, errors)
+
+    @classmethod
+    def of_lines(cls, results: Iterable[bytes], errors: Iterable[bytes]) -> Tally:
+        """Count lines of JSON."""
         tally = cls()
-        with (output / "results.jsonl").open("rb") as file:
-            tally._add_results(file)
-        with (output / "errors.jsonl").open("rb") as file:
-            for line in file:
-                failure = native_view(json.loads(line))
-                tally.ids.add(failure["id"])
-                tally.failures[failure["class"]] += 1
+        tally._add_results(results)
+        for line in errors:
+            failure = native_view(json.loads(line))
+            tally.ids.add(failure["id"])
+            tally.failures[failure["class"]] += 1
         return tally
 
     def report(self) -> dict[str, Any]:
@@ -227,18 +253,24 @@ class Tally:
                 {"file": file, "task": task, **group.report(task)}
                 for (file, task), group in self.groups.items()
             ],
+            **({"depth": self.depths.report()} if self.depths.rows else {}),
             "warnings": self._warnings(),
         }
 
     def _add_results(self, lines: Iterable[bytes]) -> None:
         for line in lines:
-            result = native_view(json.loads(line))
-            self.ids.add(result["id"])
-            self.results += 1
-            key = result["file"], result["task"]
-            if key not in self.groups:
-                self.groups[key] = CompletionTally() if result["task"] == "completion" else GroupTally()
-            self.groups[key].add(result)
+            self.add(native_view(json.loads(line)))
+
+    def add(self, result: dict[str, Any]) -> None:
+        """Count one line of results, as a native one."""
+        self.ids.add(result["id"])
+        self.results += 1
+        if result["task"] != "completion":
+            self.depths.add(result)
+        key = result["file"], result["task"]
+        if key not in self.groups:
+            self.groups[key] = CompletionTally() if result["task"] == "completion" else GroupTally()
+        self.groups[key].add(result)
 
     def _warnings(self) -> list[str]:
         totals: Counter[str] = Counter()

@@ -14,6 +14,7 @@ from typing import cast
 
 import numpy as np
 
+from ..workers.effort import Effort
 from .encoding import Encoded, Encoder
 from .errors import RowError
 from .items import Int32Array
@@ -29,20 +30,26 @@ class TaskOptions:
 
     pmi: score each choice also after the empty context.
     token_logprobs: keep the log-probability of every token.
+    effort: the rule that decides how deep each row goes; None: all go to one depth.
     """
 
     pmi: bool = False
     token_logprobs: bool = False
     rolling: RollingPolicy = field(default_factory=RollingPolicy)
+    effort: Effort | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ItemScore:
-    """One scored item. logprob: FP64 sum of FP32 values, exactly rounded; -inf is a true zero probability."""
+    """One scored item. logprob: FP64 sum of FP32 values, exactly rounded; -inf is a true zero probability.
+
+    depth: loops that were run, 0 where there was nothing to score.
+    """
 
     logprob: float
     is_greedy: bool
     token_logprobs: tuple[float, ...] = ()
+    depth: int = 0
 
 
 NOTHING_SCORED = ItemScore(0.0, True)
@@ -70,6 +77,11 @@ class PairResult:
     row: Row
     encoded: Encoded
     score: ItemScore
+
+    @property
+    def depth(self) -> int:
+        """Loops that were run."""
+        return self.score.depth
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +123,15 @@ class ChoicesResult:
     tied: tuple[str, ...]
     has_duplicates: bool
 
+    @property
+    def depth(self) -> int:
+        """Loops that were run, the same for every choice."""
+        return self.choices[0].score.depth
+
 
 @dataclass(frozen=True, slots=True)
 class TextResult:
-    """A document, every token scored once."""
+    """A document, every token scored once. depths: of each window the number of its tokens, and loops run."""
 
     row: Row
     logprob: float
@@ -123,6 +140,17 @@ class TextResult:
     n_words: int
     n_windows: int
     token_logprobs: tuple[float, ...]
+    depths: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def depth(self) -> int:
+        """The most loops that were run for one of its tokens."""
+        return max((depth for _, depth in self.depths), default=0)
+
+    @property
+    def depth_mean(self) -> float:
+        """Loops by token."""
+        return sum(count * depth for count, depth in self.depths) / self.n_tokens if self.n_tokens else 0.0
 
 
 RowResult = PairResult | ChoicesResult | TextResult
@@ -239,4 +267,5 @@ def _document(row: Row, task: Text, parts: Sequence[Encoded], scores: Sequence[I
         n_words=len(re.split(r"\s+", task.text)),
         n_windows=len(parts),
         token_logprobs=tuple(value for score in scores for value in score.token_logprobs),
+        depths=tuple((part.n_continuation, score.depth) for part, score in zip(parts, scores, strict=True)),
     )

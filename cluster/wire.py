@@ -8,7 +8,9 @@ import numpy as np
 
 from ..workers.wire import (
     DIGEST_BYTES,
+    OLDEST,
     SCORE,
+    VERSION,
     Int32Array,
     WireError,
     array_fields,
@@ -34,7 +36,8 @@ class WindowHead:
     -1 for none; node_sources int32 (an item that starts with the node). order int32 [m]: items, depth first;
     rows int32 [m]: what each costs in rows if nothing is shared, which is len - 1 to score it; node_of int32
     [m]: its deepest node or -1, both in that order. ideal_rows: rows if each node is computed once. kind:
-    SCORE or GENERATE.
+    SCORE or GENERATE. weights: None, or int32 [m] where what stands in order are groups of items that are run
+    together: how many of each read the node.
     """
 
     client: str
@@ -49,6 +52,7 @@ class WindowHead:
     node_of: Int32Array
     ideal_rows: int
     kind: str = SCORE
+    weights: Int32Array | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,17 +75,16 @@ def encode_window(head: WindowHead) -> bytes:
     """The shape of a window as bytes."""
     nodes = [array_fields(a) for a in (head.node_lengths, head.node_parents, head.node_sources)]
     items = [array_fields(a) for a in (head.order, head.rows, head.node_of)]
-    return pack(
-        "window",
-        [head.client, head.window, head.depth, head.node_digests, *nodes, *items, head.ideal_rows, head.kind],
-    )
+    fields = [head.client, head.window, head.depth, head.node_digests, *nodes, *items]
+    weights = [] if head.weights is None else [array_fields(head.weights)]
+    fields += [head.ideal_rows, head.kind, *weights]
+    return pack("window", fields, VERSION if weights else OLDEST)
 
 
 def decode_window(message: bytes) -> WindowHead:
     """The shape of a window from bytes. Raises WireError."""
-    client, window, depth, digests, lengths, parents, sources, order, rows, node_of, ideal, kind = unpack(
-        "window", message, 12
-    )
+    client, window, depth, digests, *arrays, ideal, kind, weights = unpack("window", message, 12, optional=1)
+    lengths, parents, sources, order, rows, node_of = arrays
     head = WindowHead(
         client=typed(client, str),
         window=counted(window),
@@ -95,6 +98,7 @@ def decode_window(message: bytes) -> WindowHead:
         node_of=array_from(node_of, "<i4"),
         ideal_rows=counted(ideal),
         kind=kind_of_work(kind),
+        weights=None if weights is None else array_from(weights, "<i4"),
     )
     _check_window(head)
     return head
@@ -109,7 +113,8 @@ def _check_window(head: WindowHead) -> None:
         == num_nodes
     ):
         raise WireError(f"a window of {num_nodes} nodes has columns of other lengths")
-    if not len(head.order) == len(head.rows) == len(head.node_of):
+    weights = head.node_of if head.weights is None else head.weights
+    if not len(head.order) == len(head.rows) == len(head.node_of) == len(weights):
         raise WireError(f"a window of {len(head.order)} items has columns of other lengths")
     if num_nodes and any(
         parent >= node or parent < -1 for node, parent in enumerate(head.node_parents.tolist())

@@ -209,7 +209,13 @@ class EngineThread:
         self._phase = "self-test"
         tested = self_test(model)
         settings = self._settings
-        executor = Executor(model, settings.prefix_budget_bytes, self.outbox, settings.generation_batch)
+        executor = Executor(
+            model,
+            settings.prefix_budget_bytes,
+            self.outbox,
+            settings.generation_batch,
+            settings.load_options.get("budget_bytes"),
+        )
         self._facts = ModelFacts(
             model.digest, model.numerics_id, tested.digest, int(model.max_seq_len), dict(model.descriptor)
         )

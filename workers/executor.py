@@ -6,11 +6,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
+from .cascading import Cascading
+from .effort import GroupedTokens
 from .generating import Generating
-from .model import Int32Array, Int64Array, Model, Prefix, is_a
+from .model import Int32Array, Int64Array, Model
 from .outbox import Outbox
+from .pieces import Piece, finite, flat, gather, item_error_class, take_scores
 from .prefix_table import Held, PrefixTable, Refused, Wanted
 from .prompts import Prompts
 from .wire import GENERATE, Ack, Build, Command, Inventory, ItemFailure, Result
@@ -32,19 +33,7 @@ class WindowTokens:
         return self.token_ids[self.offsets[item] : self.offsets[item + 1]]
 
 
-Window = WindowTokens | Prompts
-
-
-@dataclass(slots=True)
-class _Piece:
-    """One item ready for the engine, and its scores once it has them."""
-
-    item: int
-    token_ids: Int32Array
-    n_scored: int
-    prefix: Prefix | None
-    logprobs: np.ndarray[tuple[int, ...], np.dtype[np.float32]] | None = None
-    greedy: np.ndarray[tuple[int, ...], np.dtype[np.bool_]] | None = None
+Window = WindowTokens | GroupedTokens | Prompts
 
 
 class Executor:
@@ -56,11 +45,14 @@ class Executor:
         budget_bytes: int,
         outbox: Outbox | None = None,
         generation_batch: int | None = None,
+        model_budget_bytes: int | None = None,
     ) -> None:
+        """budget_bytes: of prefixes; model_budget_bytes: of all that the model holds, None if not limited."""
         self._model = model
         self.generating = Generating(model, outbox or Outbox(), generation_batch)
         self._vocab_size = int(model.descriptor["vocab_size"])
         self.table = PrefixTable(model, budget_bytes)
+        self._cascading = Cascading(model, self.table, self.generating, model_budget_bytes)
 
     def execute(self, command: Command, window: Window) -> tuple[Ack, Result]:
         """Carry out one command. Returns a refused Ack and no scores if it cannot be, with nothing changed.
@@ -81,16 +73,21 @@ class Executor:
             ack = self._ack(
                 command, str(refusal), (), time.perf_counter() - start, self._rows() - rows_before, 0
             )
-            return ack, _gather([], [])
+            return ack, gather([], [])
         sizes = tuple((held.digest, held.size_bytes) for held in built)
         if isinstance(window, Prompts):
-            failed, result = self._begin(command, window), _gather([], [])
+            failed, result = self._begin(command, window), gather([], [])
+        elif isinstance(window, GroupedTokens):
+            result, rows = self._cascading.run(command, window)
+            return self._ack(
+                command, "", sizes, time.perf_counter() - start, rows, len(result.failures)
+            ), result
         else:
             failures: list[ItemFailure] = []
             pieces = self._pieces(command, window, failures)
             self._score(pieces, command.depth, failures)
-            scored = [piece for piece in pieces if piece.logprobs is not None and _finite(piece, failures)]
-            failed, result = len(failures), _gather(scored, failures)
+            scored = [piece for piece in pieces if piece.logprobs is not None and finite(piece, failures)]
+            failed, result = len(failures), gather(scored, failures)
         seconds = time.perf_counter() - start
         return self._ack(command, "", sizes, seconds, self._rows() - rows_before, failed), result
 
@@ -106,6 +103,7 @@ class Executor:
     def close(self) -> None:
         """Forget what is generated, free the prefixes, then the model."""
         self.generating.close()
+        self._cascading.give_up()
         self.table.close()
         self._model.close()
 
@@ -125,12 +123,15 @@ class Executor:
         return Ack(command.epoch, command.sequence, refused, built, total, table, rows, seconds, failed)
 
     def _change(self, drops: Sequence[bytes], wanted: Sequence[Wanted]) -> list[Held]:
-        """Drop and build; where memory runs short the running completions give up theirs for the moment."""
-        try:
-            return self.table.change(drops, wanted)
-        except Refused as refusal:
-            if not str(refusal).startswith("out_of_memory") or not self.generating.make_room():
-                raise
+        """Drop and build; where memory runs short, upgrades and then running completions give up theirs."""
+        self._cascading.make_way(drops, wanted)
+        for make_room in (self._cascading.give_up, self.generating.make_room):
+            try:
+                return self.table.change(drops, wanted)
+            except Refused as refusal:
+                if not str(refusal).startswith("out_of_memory"):
+                    raise
+                make_room()
         return self.table.change(drops, wanted)
 
     def _begin(self, command: Command, prompts: Prompts) -> int:
@@ -172,7 +173,7 @@ class Executor:
         # A copy: a view would pin the whole window in the object store for as long as the prefix is held.
         return Wanted(build.digest, build.parent, depth, ids.copy())
 
-    def _pieces(self, command: Command, window: WindowTokens, failures: list[ItemFailure]) -> list[_Piece]:
+    def _pieces(self, command: Command, window: WindowTokens, failures: list[ItemFailure]) -> list[Piece]:
         pieces = []
         for item, prefix_of in zip(command.items.tolist(), command.prefix_of.tolist(), strict=True):
             ids = window.ids(item)
@@ -181,10 +182,10 @@ class Executor:
                 continue
             prefix = self.table.matching(command.prefixes[prefix_of], ids) if prefix_of >= 0 else None
             own = ids[prefix.length :] if prefix else ids
-            pieces.append(_Piece(item, own, int(window.n_scored[item]), prefix))
+            pieces.append(Piece(item, own, int(window.n_scored[item]), prefix))
         return pieces
 
-    def _score(self, pieces: list[_Piece], depth: int, failures: list[ItemFailure]) -> None:
+    def _score(self, pieces: list[Piece], depth: int, failures: list[ItemFailure]) -> None:
         """Score all in one call; if the engine finds fault, halve until the items at fault stand alone."""
         if not pieces:
             return
@@ -196,7 +197,7 @@ class Executor:
             kind = item_error_class(error)
             if kind is None:
                 raise
-            if kind == "out_of_memory" and self.generating.make_room():
+            if kind == "out_of_memory" and (self._cascading.give_up() or self.generating.make_room()):
                 self._score(pieces, depth, failures)
             elif len(pieces) > 1:
                 middle = len(pieces) // 2
@@ -205,7 +206,7 @@ class Executor:
             elif kind != "out_of_memory" or not self._retried(pieces, depth):
                 failures.append(ItemFailure(pieces[0].item, kind, str(error)))
 
-    def _retried(self, pieces: list[_Piece], depth: int) -> bool:
+    def _retried(self, pieces: list[Piece], depth: int) -> bool:
         try:
             self._score_packed(pieces, depth)
         except Exception as error:
@@ -214,50 +215,6 @@ class Executor:
             return False
         return True
 
-    def _score_packed(self, pieces: Sequence[_Piece], depth: int) -> None:
-        offsets = np.cumsum([0, *(len(piece.token_ids) for piece in pieces)], dtype=np.int64)
-        scores = self._model.score(
-            np.concatenate([piece.token_ids for piece in pieces]).astype(np.int32, copy=False),
-            offsets,
-            np.array([piece.n_scored for piece in pieces], dtype=np.int32),
-            prefixes=[piece.prefix for piece in pieces],
-            depth=depth,
-        )
-        for index, piece in enumerate(pieces):
-            begin, end = int(scores.offsets[index]), int(scores.offsets[index + 1])
-            if end - begin != piece.n_scored:
-                raise RuntimeError(
-                    f"engine returned {end - begin} scores for {piece.n_scored} ids of item {piece.item}"
-                )
-            piece.logprobs, piece.greedy = scores.logprobs[begin:end], scores.greedy[begin:end]
-
-
-def item_error_class(error: Exception) -> str | None:
-    """The class of errors.jsonl for what the engine says of an item; None if the engine is broken."""
-    if is_a(error, "OutOfMemoryError") or isinstance(error, MemoryError):
-        return "out_of_memory"
-    if is_a(error, "RowBudgetError"):
-        return "continuation_too_long"
-    return "internal" if is_a(error, "InvalidInputError") else None
-
-
-def _finite(piece: _Piece, failures: list[ItemFailure]) -> bool:
-    """Whether the scores are numbers; a true zero probability (-inf) is one, NaN and +inf are not."""
-    assert piece.logprobs is not None
-    wrong = np.flatnonzero(np.isnan(piece.logprobs) | np.isposinf(piece.logprobs))
-    if len(wrong):
-        message = f"log-probability {int(wrong[0])} of {piece.n_scored} is {piece.logprobs[wrong[0]]}"
-        failures.append(ItemFailure(piece.item, "non_finite", message))
-    return not len(wrong)
-
-
-def _gather(scored: Sequence[_Piece], failures: Sequence[ItemFailure]) -> Result:
-    logprobs = [piece.logprobs for piece in scored if piece.logprobs is not None]
-    greedy = [piece.greedy for piece in scored if piece.greedy is not None]
-    return Result(
-        items=np.array([piece.item for piece in scored], dtype=np.int32),
-        logprobs=np.concatenate(logprobs) if logprobs else np.empty(0, dtype=np.float32),
-        greedy=np.concatenate(greedy) if greedy else np.empty(0, dtype=np.bool_),
-        offsets=np.cumsum([0, *(len(part) for part in logprobs)], dtype=np.int64),
-        failures=tuple(failures),
-    )
+    def _score_packed(self, pieces: Sequence[Piece], depth: int) -> None:
+        scores = self._model.score(*flat(pieces), prefixes=[piece.prefix for piece in pieces], depth=depth)
+        take_scores(pieces, scores.logprobs, scores.greedy, scores.offsets)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from .wire import (
+    VERSION,
     Ack,
     Build,
     Command,
@@ -110,13 +111,17 @@ def encode_result(result: Result) -> bytes:
     """The scores of one command as bytes."""
     arrays = [array_fields(a) for a in (result.items, result.logprobs, result.greedy, result.offsets)]
     failures = [[f.item, f.error_class, f.message] for f in result.failures]
-    return pack("result", [*arrays, failures])
+    if result.depths is None:
+        return pack("result", [*arrays, failures])
+    depths = [array_fields(result.depths), result.row_loops, result.full_row_loops]
+    return pack("result", [*arrays, failures, *depths], VERSION)
 
 
 def decode_result(message: bytes) -> Result:
     """The scores of one command from bytes. Raises WireError."""
-    items, logprobs, greedy, offsets, failures = unpack("result", message, 5)
+    items, logprobs, greedy, offsets, failures, *depth_fields = unpack("result", message, 5, optional=3)
     records = [record(failure, 3) for failure in listed(failures)]
+    depths, row_loops, full_row_loops = depth_fields if depth_fields[0] is not None else (None, 0, 0)
     result = Result(
         items=array_from(items, "<i4"),
         logprobs=array_from(logprobs, "<f4"),
@@ -125,7 +130,12 @@ def decode_result(message: bytes) -> Result:
         failures=tuple(
             ItemFailure(counted(i), typed(kind, str), typed(text, str)) for i, kind, text in records
         ),
+        depths=None if depths is None else array_from(depths, "<i4"),
+        row_loops=counted(row_loops),
+        full_row_loops=counted(full_row_loops),
     )
+    if result.depths is not None and len(result.depths) != len(result.items):
+        raise WireError(f"{len(result.depths)} depths for {len(result.items)} items")
     if len(result.offsets) != len(result.items) + 1 or result.offsets[0] != 0:
         raise WireError(f"{len(result.offsets)} offsets for {len(result.items)} items")
     if (result.offsets[1:] < result.offsets[:-1]).any() or result.offsets[-1] != len(result.logprobs):

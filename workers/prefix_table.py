@@ -67,6 +67,15 @@ class PrefixTable:
             raise
         return built
 
+    @property
+    def free_bytes(self) -> int:
+        """What is left of the budget."""
+        return max(self._budget_bytes - self.total_bytes, 0)
+
+    def held(self, digest: bytes) -> Held:
+        """A prefix that is held."""
+        return self._held[digest]
+
     def matching(self, digest: bytes, token_ids: Int32Array) -> Prefix | None:
         """The handle of a held prefix if the ids really start with it; else None, counted."""
         held = self._held[digest]

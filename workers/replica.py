@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import ray
 
+from .effort import grouped_from
 from .engine_thread import EngineThread
 from .executor import Window, WindowTokens
 from .messages import decode_command, encode_ack, encode_inventory, encode_result
@@ -126,9 +127,11 @@ class Replica:
 
 
 def _window_from(payload: Any) -> Window:
-    """What a client put into the object store: a message of requests, or three arrays to score."""
+    """What a client put into the object store: a message of requests, or arrays to score."""
     if isinstance(payload, bytes):
         return decode_prompts(payload)
+    if len(payload) > 3:
+        return grouped_from(payload)
     token_ids, offsets, n_scored = payload
     # Views, since an array from the object store has a dtype equal to int32 but not the one object that the
     # engine asks for.

@@ -13,7 +13,8 @@ import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
-VERSION = 2
+# A message carries the version that its layout came with, so that those of old stay valid.
+VERSION, OLDEST = 3, 2
 DIGEST_BYTES = 16
 MAX_BYTES = 1 << 30
 SCORE, GENERATE = "score", "generate"
@@ -88,13 +89,20 @@ class ItemFailure:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Scores of one command. Item i at offsets[i]:offsets[i + 1] of logprobs f32 and greedy bool."""
+    """Scores of one command. Item i at offsets[i]:offsets[i + 1] of logprobs f32 and greedy bool.
+
+    Where depth was left to a rule, depths: int32, loops that each item ran; row_loops: rows times the loops
+    run for them, prefixes included; full_row_loops: the same at the last depth of the rule.
+    """
 
     items: Int32Array
     logprobs: NDArray[np.float32]
     greedy: NDArray[np.bool_]
     offsets: Int64Array
     failures: tuple[ItemFailure, ...]
+    depths: Int32Array | None = None
+    row_loops: int = 0
+    full_row_loops: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,13 +125,16 @@ class Inventory:
     total_bytes: int
 
 
-def pack(kind: str, fields: list[object]) -> bytes:
+def pack(kind: str, fields: list[object], version: int = OLDEST) -> bytes:
     """One message: version byte, then msgpack of [kind, fields]."""
-    return bytes([VERSION]) + cast(bytes, msgpack.packb([kind, fields], use_bin_type=True))
+    return bytes([version]) + cast(bytes, msgpack.packb([kind, fields], use_bin_type=True))
 
 
-def unpack(kind: str, message: bytes, num_fields: int) -> list[Any]:
-    """Fields of a message of that kind. Raises WireError naming both versions or kinds when they differ."""
+def unpack(kind: str, message: bytes, num_fields: int, optional: int = 0) -> list[Any]:
+    """Fields of a message of that kind. Raises WireError naming both versions or kinds when they differ.
+
+    optional: fields that newer layouts have on top, all or none; None each where they are left out.
+    """
     if not isinstance(message, bytes) or not 1 <= len(message) <= MAX_BYTES:
         raise WireError(f"expected 1 to {MAX_BYTES} bytes of a {kind} message, got {_shape(message)}")
     check_version(message[0])
@@ -133,14 +144,16 @@ def unpack(kind: str, message: bytes, num_fields: int) -> list[Any]:
         raise WireError(f"a {kind} message is not valid msgpack: {error}") from None
     if not isinstance(body, list) or len(body) != 2 or body[0] != kind or not isinstance(body[1], list):
         raise WireError(f"expected a {kind} message, got {_shape(body)}")
-    if len(body[1]) != num_fields:
-        raise WireError(f"a {kind} message has {len(body[1])} fields, expected {num_fields}")
+    if len(body[1]) == num_fields:
+        return [*body[1], *[None] * optional]
+    if len(body[1]) != num_fields + optional:
+        raise WireError(f"a {kind} message has {len(body[1])} fields, expected {num_fields + optional}")
     return body[1]
 
 
 def check_version(theirs: int) -> None:
     """Raises WireError naming both versions when the peer speaks another one."""
-    if theirs != VERSION:
+    if not OLDEST <= theirs <= VERSION:
         raise WireError(
             f"peer speaks wire version {theirs}, this process {VERSION}: install one version everywhere"
         )

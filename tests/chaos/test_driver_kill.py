@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from ..cluster.test_job import make_rows, outputs
+from ..cluster.test_sources import ROWS as TABLE_ROWS
+from ..cluster.test_sources import write_parquet
 
 REPOSITORY = Path(__file__).parents[2]
 NUM_ROWS = 400
@@ -120,3 +122,36 @@ def test_a_full_disk_stops_cleanly_and_resumes(
     assert "Traceback" not in stopped.stderr
     assert drive(rows, tmp_path / "out").returncode == 3
     assert outputs(tmp_path / "out") == undisturbed
+
+
+@pytest.mark.chaos
+def test_a_retry_that_is_killed_at_any_write_and_resumed_changes_no_other_row(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b"".join(make_rows(60)))
+    assert drive(path, tmp_path / "undisturbed").returncode == 3
+    finished = drive(path, tmp_path / "out", max_window_rows=16, retried_everywhere=True)
+    assert finished.returncode == 0, finished.stderr
+    folders = json.loads(finished.stdout)
+    # retry.json and the folder of earlier parts, then what any job writes.
+    assert len(folders) > 20
+    for folder in folders:
+        assert outputs(Path(folder)) == outputs(tmp_path / "undisturbed"), folder
+        assert not {path.name for path in Path(folder).iterdir()} & {"parts", "earlier", "retry.json"}
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("output_format", ["jsonl", "parquet"])
+def test_a_job_over_parquet_goes_on_after_kills_to_the_bytes_of_an_undisturbed_one(
+    tmp_path: Path, output_format: str
+) -> None:
+    path = tmp_path / "rows.parquet"
+    rows = [row | {"id": f"row-{i}"} for i, row in enumerate(TABLE_ROWS * 6)]
+    write_parquet(path, rows, row_group_size=7)
+    options = {"max_window_rows": 16, "output_format": output_format}
+    assert drive(path, tmp_path / "undisturbed", **options).returncode == 3
+    for write in (4, 11, 18, 25):
+        assert drive(path, tmp_path / "out", kill_at_write=write, **options).returncode == -signal.SIGKILL
+    assert drive(path, tmp_path / "out", **options).returncode == 3
+    for stem in ("results", "errors"):
+        name = f"{stem}.{output_format}"
+        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "undisturbed" / name).read_bytes()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,31 +13,14 @@ import pytest
 TESTS = Path(__file__).parent.parent
 sys.path[:0] = [str(TESTS / room) for room in ("cluster", "workers", "native")]
 
-import ray  # noqa: E402
 from collecting import MakePool  # noqa: E402
+from ray_session import session  # noqa: E402, F401
 from tinyloop.cluster.config import PoolConfig  # noqa: E402
 from tinyloop.cluster.pool import ReplicaPool  # noqa: E402
-from tinyloop.cluster.session import connect  # noqa: E402
-
-
-@pytest.fixture(scope="session")
-def session() -> Iterator[None]:
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(TESTS / "workers"), *filter(None, [before])])
-    # A test waits for a report, and Ray would make one every 10 s.
-    os.environ.setdefault("RAY_metrics_report_interval_ms", "1000")
-    started = connect(None)
-    yield
-    if started:
-        ray.shutdown()
-    if before is None:
-        del os.environ["PYTHONPATH"]
-    else:
-        os.environ["PYTHONPATH"] = before
 
 
 @pytest.fixture
-def make_pool(session: None, tmp_path: Path) -> Iterator[MakePool]:
+def make_pool(session: None, tmp_path: Path) -> Iterator[MakePool]:  # noqa: F811
     pools: list[ReplicaPool] = []
 
     def make(

@@ -3,7 +3,7 @@
 As a program it takes one argument, JSON with the fields of ScoreSettings and: seed of the pool; kill_at_write
 (end this process with SIGKILL at its n-th write); kill_at_collect; signal_at_collect [n, signal];
 file_size_limit in bytes; everywhere (kill a job at each of its writes in turn); replaced_everywhere (the same
-to a job that replaces another one of other settings).
+to a job that replaces another one of other settings); failing (some items fail); retried_everywhere.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tinyloop.cluster.encoding import Encoder, EncodingPolicy
 from tinyloop.cluster.errors import ExitCode, JobError
 from tinyloop.cluster.kinds import Backend, ModelChoice
@@ -99,7 +100,9 @@ def run(arguments: dict[str, Any]) -> int:
     kill_collect = arguments.pop("kill_at_collect", None)
     signal_collect = arguments.pop("signal_at_collect", None)
     limit = arguments.pop("file_size_limit", None)
+    failing = arguments.pop("failing", False)
     arguments |= {"inputs": tuple(arguments["inputs"]), "output": Path(arguments["output"])}
+    arguments["retry"] = frozenset(arguments.get("retry", ()))
 
     def on_collect(n: int) -> None:
         if n == kill_collect:
@@ -113,11 +116,39 @@ def run(arguments: dict[str, Any]) -> int:
     if kill_at is not None:
         kill_at_write(kill_at)
     try:
-        summary = score(ScoreSettings(**arguments), FakePool(seed=seed, on_collect=on_collect))
+        summary = score(
+            ScoreSettings(**arguments),
+            FakePool(seed=seed, on_collect=on_collect, override=sometimes_failing if failing else None),
+        )
     except JobError as error:
         print(error, file=sys.stderr)
         return int(error.exit_code)
     return int(summary["exit_code"])
+
+
+def sometimes_failing(ids: np.ndarray, scores: list[np.float32]) -> list[np.float32] | str:
+    """Fails about a fifth of all items, always the same ones."""
+    return "internal" if int(ids.sum()) % 5 == 0 else scores
+
+
+def kill_retry_everywhere(arguments: dict[str, Any]) -> list[str]:
+    """Kill a retry at its first write, another at its second, and so on; resume each. Returns the folders.
+
+    Half of the jobs were finished with failed rows before, half were killed on their way.
+    """
+    folders: list[str] = []
+    while True:
+        output = f"{arguments['output']}-{len(folders) + 1}"
+        job = arguments | {"output": output, "resume": True}
+        run_in_child(job | {"failing": True} | ({"kill_at_collect": 3} if len(folders) % 2 else {}))
+        again = job | {"retry": ["internal"]}
+        if run_in_child(again | {"kill_at_write": len(folders) + 1}) != -signal.SIGKILL:
+            return folders
+        run_in_child(job)
+        # A kill before the retry was announced has left the old job as it was.
+        if run_in_child(again) != ExitCode.ROW_ERRORS:
+            raise RuntimeError(f"rows of {output} could not be tried again")
+        folders.append(output)
 
 
 def run_in_child(arguments: dict[str, Any]) -> int:
@@ -165,6 +196,9 @@ def main() -> int:
     arguments = json.loads(sys.argv[1])
     if arguments.pop("replaced_everywhere", False):
         print(json.dumps(kill_replacement_everywhere(arguments)))
+        return 0
+    if arguments.pop("retried_everywhere", False):
+        print(json.dumps(kill_retry_everywhere(arguments)))
         return 0
     if arguments.pop("everywhere", False):
         print(json.dumps(kill_everywhere(arguments)))

@@ -337,7 +337,7 @@ class Shown:
 
 def test_progress_counts_the_rate_of_this_run_alone() -> None:
     times, shown = Times(), Shown()
-    files: list[dict[str, Any]] = []
+    files: list[Snapshot] = []
     progress = Progress(1_000, shown, files.append, lambda: PoolFigures(2, 1, 0.5), times)
     progress.begin_at(400, 3)
     times.now += 10
@@ -349,7 +349,7 @@ def test_progress_counts_the_rate_of_this_run_alone() -> None:
     )
     times.now += 30
     assert progress.tell().idle_s == 30
-    assert files[-1]["rows_done"] == 600
+    assert files[-1].rows_done == 600
     progress.tell()
     assert len(files) == 2
 

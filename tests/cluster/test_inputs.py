@@ -7,10 +7,10 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from tinyloop.cluster import inputs
 from tinyloop.cluster.errors import InfrastructureError, UsageError
 from tinyloop.cluster.inputs import IdIndex, expand, read_rows, scan
 from tinyloop.cluster.rows import Choices, Continuation, Row, RowFailure, Text, TokenContinuation, parse_task
+from tinyloop.cluster.sources import streams
 
 PAIR = {"context": "a", "continuation": "b"}
 
@@ -20,7 +20,7 @@ def read(tmp_path: Path, content: bytes | list[object], **options: object) -> li
     if isinstance(content, list):
         content = b"".join(json.dumps(row).encode() + b"\n" for row in content)
     path.write_bytes(content)
-    return list(read_rows(scan([str(path)]), **options))  # type: ignore[arg-type]
+    return list(read_rows(scan(expand([str(path)])), **options))  # type: ignore[arg-type]
 
 
 def classes(rows: list[Row | RowFailure]) -> list[str]:
@@ -142,7 +142,7 @@ def test_r38_every_line_that_is_not_blank_is_one_row_or_one_failure(tmp_path: Pa
     assert classes(rows) == ["ok", "invalid_json", "ok", "ok"]
     assert [row.number for row in rows] == [0, 1, 2, 3]
     assert [row.line for row in rows] == [1, 4, 5, 7]
-    (file,) = scan([str(tmp_path / "rows.jsonl")])
+    (file,) = scan(expand([str(tmp_path / "rows.jsonl")]))
     assert (file.num_rows, file.num_blank) == (4, 3)
 
 
@@ -250,7 +250,7 @@ def test_r40_a_long_line_is_read_and_one_beyond_the_limit_is_passed_over(
 ) -> None:
     long_text = "x" * (3 << 20)
     assert task_of(read(tmp_path, [{"text": long_text}])[0]) == Text(long_text)
-    monkeypatch.setattr(inputs, "MAX_LINE_BYTES", 1_000)
+    monkeypatch.setattr(streams, "MAX_LINE_BYTES", 1_000)
     content = b'{"text": "a"}\n{"text": "' + b"x" * 5_000 + b'"}\n{"text": "b"}\n'
     rows = read(tmp_path, content)
     assert classes(rows) == ["ok", "invalid_json", "ok"]
@@ -312,7 +312,7 @@ def test_limit_takes_the_first_rows(tmp_path: Path) -> None:
 def test_a_file_that_changes_while_it_is_read_ends_the_job(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"text": "a"}\n{"text": "b"}\n')
-    files = scan([str(path)])
+    files = scan(expand([str(path)]))
     path.write_text('{"text": "a"}\n{"text": "c"}\n')
     with pytest.raises(InfrastructureError, match="changed while the job ran"):
         list(read_rows(files))

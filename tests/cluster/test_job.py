@@ -27,6 +27,7 @@ from tinyloop.cluster.kinds import ModelChoice
 from tinyloop.cluster.results import Parts
 from tinyloop.cluster.score import run_score
 from tinyloop.cluster.settings import ErrorBudget, ScoreSettings
+from tinyloop.cluster.sources.places import Place
 
 from .fake_pool import FakePool
 from .score_driver import NoDisplay, make_encoder, score
@@ -121,7 +122,8 @@ def test_results_are_ascii_json_without_clock_and_in_input_order(tmp_path: Path)
     assert summary["rows"] == 300 == summary["results"] + summary["errors"]
     assert b"elapsed" not in results
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
-        "results.jsonl", "errors.jsonl", "summary.json", "run.json", "progress.json"
+        "results.jsonl", "errors.jsonl", "summary.json", "run.json", "progress.json", "timeline.json",
+        "report.html"
     }  # fmt: skip
 
 
@@ -404,8 +406,8 @@ def test_a_refused_overwrite_changes_nothing(tmp_path: Path, monkeypatch: pytest
             score(again)
     usable = ScoreSettings(inputs=(str(tmp_path / "rows.jsonl"),), output=tmp_path / "out", overwrite=True)
 
-    def unreadable(paths: list[str]) -> None:
-        raise UsageError(f"input {paths[0]!r} cannot be read")
+    def unreadable(places: list[Place], input_format: None) -> None:
+        raise UsageError(f"input {places[0].spelled!r} cannot be read")
 
     with monkeypatch.context() as patch:
         patch.setattr(running, "scan", unreadable)

@@ -11,6 +11,7 @@ from tinyloop.cluster.fingerprint import fingerprint, refuse_differences
 from tinyloop.cluster.folder import LOCK, JobFolder, refuse_inputs
 from tinyloop.cluster.inputs import InputFile
 from tinyloop.cluster.results import Parts, publish
+from tinyloop.cluster.sources.places import local
 from tinyloop.cluster.tasks import TaskOptions
 
 LINES = [b'{"id": "0"}\n', b'{"class": "wrong_type"}\n', b'{"id": "2"}\n', b'{"id": "3"}\n']
@@ -128,19 +129,19 @@ def test_an_input_that_the_job_would_overwrite_is_refused(tmp_path: Path) -> Non
     for name in ("results.jsonl", "parts/any.jsonl", "results.jsonl.tmp", LOCK, "work.json"):
         for work in (None, tmp_path / "work"):
             with pytest.raises(UsageError, match="output of this job"):
-                refuse_inputs([str(tmp_path / name)], tmp_path, work)
+                refuse_inputs([local(tmp_path / name)], tmp_path, work)
     with pytest.raises(UsageError, match="output of this job"):
-        refuse_inputs([str(tmp_path / "work" / "fingerprint.json")], tmp_path, tmp_path / "work")
-    refuse_inputs([str(tmp_path / "rows.jsonl")], tmp_path, None)
+        refuse_inputs([local(tmp_path / "work" / "fingerprint.json")], tmp_path, tmp_path / "work")
+    refuse_inputs([local(tmp_path / "rows.jsonl")], tmp_path, None)
 
 
 def test_every_difference_of_two_fingerprints_is_listed() -> None:
     policy = EncodingPolicy(vocab_size=10, max_rows=8, prefix_id=1)
-    file = InputFile(Path("a"), "a", 1, "aa", 1, 0)
+    file = InputFile(local("a"), "a", 1, "aa", 1, 0)
     identity = {"digest": "d", "depth": 2}
     old = fingerprint(identity, policy, TaskOptions(), [file], {"limit": None})
     refuse_differences(old, dict(old))
-    other = InputFile(Path("a"), "a", 1, "bb", 1, 0)
+    other = InputFile(local("a"), "a", 1, "bb", 1, 0)
     new = fingerprint(identity | {"depth": 3}, policy, TaskOptions(pmi=True), [other, file], {"limit": 5})
     with pytest.raises(UsageError) as caught:
         refuse_differences(old, new)

@@ -21,7 +21,7 @@ from tinyloop.native import (
     load_model,
 )
 from tinyloop.native.cache_size import state_bytes
-from tinyloop.native.cascade import CascadeResult
+from tinyloop.native.cascade import CascadeResult, group_margins
 
 DEPTHS = (2, 3, 4)
 Flat = tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int32]]
@@ -350,3 +350,97 @@ def test_state_bytes_of_the_shipped_shape() -> None:
     ouro = {"n_low": 0, "inject": "none", "hidden_size": 512}
     assert state_bytes(ouro, 1024) == 1024 * 512 * 4
     assert state_bytes({**ouro, "hidden_size": 3}, 1) == 64
+
+
+def choices_with_bystanders(n_groups: int) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+    """Groups of four items, of which the first two are compared."""
+    groups = np.repeat(np.arange(n_groups, dtype=np.int32), 4)
+    return groups, np.tile([True, True, False, False], n_groups)
+
+
+def test_items_that_are_not_compared_go_where_their_group_goes(model: Model) -> None:
+    flat = items(40, seed=5)
+    groups, compared = choices_with_bystanders(10)
+    by_depth = {depth: plain(model, flat, depth) for depth in DEPTHS}
+    result = cascade(model, *flat, groups=groups, compared=compared, depths=DEPTHS, margin=2.0)
+    some = {depth: [values[i] for i in np.flatnonzero(compared)] for depth, values in by_depth.items()}
+    expected = depths_by_the_rule(some, groups[compared], 2.0)
+    assert result.depths.tolist() == np.repeat(expected[::2], 4).tolist()
+    assert len(set(result.depths.tolist())) > 1
+    check_exact(result, by_depth)
+
+
+@pytest.mark.parametrize("compare_all", [True, False])
+def test_without_a_margin_a_group_stops_where_the_last_of_its_gates_says(
+    model: Model, compare_all: bool
+) -> None:
+    ids, offsets, n_scored = items(40, seed=6)
+    flat = (ids, offsets, np.minimum(n_scored, 2))
+    groups, compared = choices_with_bystanders(10)
+    compared = np.ones(40, np.bool_) if compare_all else compared
+    alone = cascade(
+        model, *flat, groups=np.arange(40, dtype=np.int32), depths=DEPTHS, exit_threshold=0.2
+    ).depths
+    result = cascade(model, *flat, groups=groups, compared=compared, depths=DEPTHS, exit_threshold=0.2)
+    last = [max(alone[i] for i in range(k, k + 4) if compared[i]) for k in range(0, 40, 4)]
+    assert result.depths.tolist() == np.repeat(last, 4).tolist()
+    assert len(set(last)) > 1
+    check_exact(result, {depth: plain(model, flat, depth) for depth in DEPTHS})
+    rows = np.diff(offsets) - 1
+    again = (alone < result.depths) & compared
+    assert result.row_loops == (rows * result.depths).sum() + (rows * alone)[again].sum()
+
+
+def test_a_group_that_nothing_decides_is_refused(model: Model) -> None:
+    compared = np.array([True, True, False, False])
+    with pytest.raises(InvalidInputError, match="no compared item"):
+        cascade(
+            model,
+            *items(4),
+            groups=np.array([0, 0, 1, 1], np.int32),
+            compared=compared,
+            depths=DEPTHS,
+            margin=1,
+        )
+
+
+def test_zero_probabilities_are_equal() -> None:
+    sums = np.array([-np.inf, -np.inf, -1.0, -np.inf, -1.0, -3.0])
+    assert group_margins(sums, np.array([0, 0, 1, 1, 2, 2])).tolist() == [0.0, math.inf, 2.0]
+
+
+def test_whoever_deepens_prefixes_owns_them(model: Model) -> None:
+    """Nested prefixes, which an upgrade of one alone cannot serve: their owner upgrades parents first."""
+    top = model.prefix(random_ids(9), depth=2)
+    below = model.prefix(random_ids(5), depth=2, parent=top)
+    flat, groups = items(24, seed=7, longest=12), np.repeat(np.arange(6, dtype=np.int32), 4)
+    made: dict[tuple[int, int], PrefixCache] = {}
+
+    def deepen(prefix: PrefixCache, depth: int) -> PrefixCache:
+        if prefix.depth >= depth:
+            return prefix
+        if (id(prefix), depth) not in made:
+            parent = deepen(top, depth) if prefix is below else None
+            made[id(prefix), depth] = prefix.upgrade(depth, parent=parent)
+        return made[id(prefix), depth]
+
+    prefixes = [below, top, None, below] * 6
+    deep = {3: deepen(below, 3), 4: deepen(below, 4)}
+    by_depth = {
+        depth: plain(
+            model, flat, depth, [p and (deep[4] if p is below else deepen(top, 4)) for p in prefixes]
+        )
+        for depth in DEPTHS
+    }
+    with pytest.raises(MismatchError):
+        cascade(model, *flat, groups=groups, depths=DEPTHS, margin=math.inf, prefixes=prefixes)
+    result = cascade(model, *flat, groups=groups, depths=DEPTHS, margin=3.0, prefixes=prefixes, deepen=deepen)
+    check_exact(result, by_depth)
+    assert result.prefix_row_loops == 0
+    gated = cascade(
+        model, *flat, groups=groups, depths=DEPTHS, exit_threshold=0.2, prefixes=prefixes, deepen=deepen
+    )
+    check_exact(gated, by_depth)
+    assert len(set(result.depths.tolist())) > 1
+    for prefix in [*made.values(), below, top]:
+        prefix.close()

@@ -10,6 +10,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("native", "workers", "cluster")
+# Imported by name when a file needs them; without them there is an error that names the extra.
+OPTIONAL = re.compile(r'need\("(\w+)[\w.]*", "(\w+)"')
 # The oracle of the engine's tests: nothing that a user runs imports it.
 TOOLS_OF_DEVELOPMENT = {f"native/reference/{name}.py" for name in ("layers", "model", "state", "stored")}
 
@@ -34,6 +36,16 @@ def third_party_imports(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
             tops.add(node.module.split(".")[0])
     return tops - set(sys.stdlib_module_names) - {"tinyloop"}
+
+
+def test_every_optional_package_is_in_the_extra_that_its_error_names() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    found = {
+        match for path in (ROOT / "cluster").rglob("*.py") for match in OPTIONAL.findall(path.read_text())
+    }
+    assert {package for package, _ in found} == {"pyarrow", "fsspec"}
+    for package, extra in found:
+        assert package in names(extras[extra]), (package, extra)
 
 
 def test_every_import_of_the_package_is_a_plain_dependency() -> None:

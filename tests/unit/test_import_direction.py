@@ -28,6 +28,7 @@ RAY_FILES = {
     "cluster/generation_desk.py",
     "cluster/doctor/child.py",
     "cluster/ray_metrics.py",
+    "cluster/adapters/ray_data.py",
     "cluster/cli.py",
 }
 # Training and the reference are tools of development; the converter reads foreign weights.

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tinyloop.workers.prompts import DTYPES, Prompts, decode_prompts, encode_prompts
 from tinyloop.workers.tokens import End, TokenBundle, decode_tokens, encode_tokens
-from tinyloop.workers.wire import VERSION, ItemFailure, WireError
+from tinyloop.workers.wire import OLDEST, VERSION, ItemFailure, WireError
 
 REALS = st.floats(allow_nan=False, allow_infinity=False)
 ITEMS = st.lists(
@@ -170,6 +170,6 @@ def test_a_damaged_byte_is_refused_or_changes_one_value(position: int, value: in
 
 def test_requests_of_another_version_are_refused() -> None:
     body = msgpack.packb(["prompts", []])
-    with pytest.raises(WireError, match=f"version {VERSION - 1}, this process {VERSION}"):
-        decode_prompts(bytes([VERSION - 1]) + body)
+    with pytest.raises(WireError, match=f"version {OLDEST - 1}, this process {VERSION}"):
+        decode_prompts(bytes([OLDEST - 1]) + body)
     assert isinstance(PROMPTS, Prompts)

@@ -17,7 +17,7 @@ from tinyloop.workers import messages, wire
 from tinyloop.workers.prompts import decode_prompts
 from tinyloop.workers.status import ModelFacts, Status, decode_status, encode_status
 from tinyloop.workers.tokens import decode_tokens
-from tinyloop.workers.wire import VERSION, WireError
+from tinyloop.workers.wire import OLDEST, VERSION, WireError
 
 DECODERS: list[Callable[[bytes], Any]] = [
     messages.decode_command,
@@ -53,6 +53,7 @@ RESULT = wire.Result(
     offsets=np.array([0, 1, 3], dtype=np.int64),
     failures=(wire.ItemFailure(7, "non_finite", "log-probability 0 of 1 is nan"),),
 )
+DEEP_RESULT = replace(RESULT, depths=np.array([2, 4], dtype=np.int32), row_loops=90, full_row_loops=120)
 ACK = wire.Ack(3, 4, "", ((B, 4096),), 8192, A, 1000, 0.25, 1)
 INVENTORY = wire.Inventory(4, (wire.HeldPrefix(B, b"", 7, 2, 4096),), 4096)
 FACTS = ModelFacts(
@@ -78,11 +79,12 @@ values = st.recursive(
         (COMMAND, messages.encode_command, messages.decode_command),
         (ACK, messages.encode_ack, messages.decode_ack),
         (RESULT, messages.encode_result, messages.decode_result),
+        (DEEP_RESULT, messages.encode_result, messages.decode_result),
         (INVENTORY, messages.encode_inventory, messages.decode_inventory),
         (STATUS, encode_status, decode_status),
         (Settled("client", 3, np.array([0, 7], np.int32)), encode_settled, decode_settled),
     ],
-    ids=["command", "ack", "result", "inventory", "status", "settled"],
+    ids=["command", "ack", "result", "deep result", "inventory", "status", "settled"],
 )
 def test_a_message_survives_the_wire(message: Any, encode: Callable[[Any], bytes], decode: Any) -> None:
     assert encode(decode(encode(message))) == encode(message)
@@ -91,6 +93,21 @@ def test_a_message_survives_the_wire(message: Any, encode: Callable[[Any], bytes
 def test_a_command_of_an_unknown_kind_is_refused_by_name() -> None:
     with pytest.raises(WireError, match="'score' or 'generate' as the kind of work, got 'paint'"):
         messages.decode_command(messages.encode_command(replace(COMMAND, kind="paint")))
+
+
+def test_a_message_carries_the_version_that_its_layout_came_with() -> None:
+    """So that replicas and routers of before take whatever they know."""
+    assert messages.encode_result(RESULT)[0] == messages.encode_command(COMMAND)[0] == OLDEST
+    assert messages.encode_result(DEEP_RESULT)[0] == VERSION
+    again = messages.decode_result(messages.encode_result(DEEP_RESULT))
+    assert again.depths is not None
+    assert (again.depths.tolist(), again.row_loops, again.full_row_loops) == ([2, 4], 90, 120)
+    assert messages.decode_result(messages.encode_result(RESULT)).depths is None
+
+
+def test_depths_are_as_many_as_items() -> None:
+    with pytest.raises(WireError, match="1 depths for 2 items"):
+        messages.decode_result(messages.encode_result(replace(RESULT, depths=np.zeros(1, np.int32))))
 
 
 def test_scores_keep_their_bits() -> None:
