@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from .policies import COMMON
+
 # Printed by `tinyloop generate --help` and written to run.json: what is done before and after generation.
 POLICIES: dict[str, str] = {
     "prompt": "encoded as it stands: nothing is stripped, moved or normalised",
@@ -22,4 +24,6 @@ POLICIES: dict[str, str] = {
     "n": "completion 0 has the row's seed, each further one 53 bits of a hash of that seed and its number",
     "log-probabilities": "natural, under the model's own distribution, before temperature and penalties",
     "tokens": "n_prompt: after truncation; n_tokens: up to the one that completed a stop, EOS included",
+    "equal requests": "generated once if greedy or of one seed and number; each row has its own line",
+    **COMMON,
 }

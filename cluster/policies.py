@@ -9,6 +9,15 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+# Of every kind of job.
+COMMON: dict[str, str] = {
+    "input": "lines end at line feeds, JSON is read strictly, blank lines are counted; --limit reads fewer",
+    "invalid unicode": "lone surrogates are row errors, or U+FFFD with --invalid-unicode replace",
+    "row ids": "custom_id, else id, else file, line and content; one that comes again is a row error",
+    "determinism": "bits depend on row, model, depth and numerics alone; other processors may differ",
+}
+
+# Of scoring.
 POLICIES: dict[str, str] = {
     "score": "sum of ln p(token) over the continuation's tokens, given everything before each",
     "precision": "log-softmax in FP32 over raw logits: no temperature, filter or penalty; sums in FP64",
@@ -40,9 +49,6 @@ POLICIES: dict[str, str] = {
     "rolling": "disjoint, or with --stride N strided:N, that many tokens scored in each further window",
     "bos in windows": "the prefix token is in the first window alone, or in each with --bos-every-window",
     "perplexity": "sums of nats by sums of tokens, UTF-8 bytes or words between whitespace; empty ones apart",
-    "input": "lines end at line feeds, JSON is read strictly, blank lines are counted; --limit reads fewer",
-    "invalid unicode": "lone surrogates are row errors, or U+FFFD with --invalid-unicode replace",
-    "row ids": "custom_id, else id, else file, line and content; one that comes again is a row error",
     "equal requests": "computed once; each row has its own line",
     "depth": "loops run, those the model was made for unless --depth; more is allowed and warned of",
     "cascade": "--cascade 2:4 runs all rows to 2 and only those to 4 whose margin is below --margin",
@@ -51,16 +57,23 @@ POLICIES: dict[str, str] = {
     "depth of a row": "choices of a row, and what --pmi adds, go to one depth, with a plain run's scores",
     "windows of a text": "go by their own gates: depth is the largest, depth_mean by scored tokens",
     "agreement": "--agreement-rows are scored at full depth too, for summary.json alone",
-    "determinism": "bits depend on row, model, depth and numerics alone; other processors may differ",
+    **COMMON,
 }
 
-# Which settings decide, as the fingerprint names them.
+# Which settings decide, as the fingerprint names them, in jobs of any kind; "*" stands for any last part.
 DECIDED_BY: dict[str, tuple[str, ...]] = {
     "delimiter": ("encoding.target_delimiter",),
     "bos": ("encoding.add_bos", "encoding.bos_id"),
     "empty context": ("encoding.prefix_id",),
     "empty continuation": ("encoding.empty_continuation",),
+    "empty prompt": ("encoding.prefix_id",),
     "window": ("encoding.max_rows",),
+    "truncation": ("encoding.max_rows",),
+    "long prompt": ("task.long_prompt",),
+    "messages": ("task.template",),
+    "settings": ("task.defaults.*",),
+    "seed": ("task.seed",),
+    "batch lines": ("task.result_style",),
     "log-probabilities": ("task.token_logprobs",),
     "pmi": ("task.pmi",),
     "rolling": ("task.rolling.stride",),
@@ -73,6 +86,7 @@ DECIDED_BY: dict[str, tuple[str, ...]] = {
 
 _SHOWN: dict[str, Callable[[Any], str]] = {
     "task.rolling.stride": lambda stride: "disjoint" if stride is None else f"strided:{stride}",
+    "task.template": lambda digest: digest[:12] or "the model's own",
     "read.limit": lambda limit: "all rows" if limit is None else f"the first {limit} rows",
     "read.replace_surrogates": lambda replace: "replace" if replace else "row error",
 }
@@ -84,9 +98,15 @@ def in_force(policies: Mapping[str, str], fingerprint: Mapping[str, Any]) -> dic
 
 
 def _decision(name: str, fingerprint: Mapping[str, Any]) -> str:
-    keys = [key for key in DECIDED_BY.get(name, ()) if key in fingerprint]
+    keys = [key for pattern in DECIDED_BY.get(name, ()) for key in _matching(pattern, fingerprint)]
     shown = ", ".join(f"{_short(key)} {_value(key, fingerprint[key])}" for key in keys)
     return f" [here: {shown}]" if shown else ""
+
+
+def _matching(pattern: str, fingerprint: Mapping[str, Any]) -> list[str]:
+    if not pattern.endswith(".*"):
+        return [pattern] if pattern in fingerprint else []
+    return [key for key in fingerprint if key.startswith(pattern[:-1])]
 
 
 def _short(key: str) -> str:

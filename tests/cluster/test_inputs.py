@@ -225,6 +225,14 @@ def test_what_is_no_object_or_no_id_is_a_row_error(tmp_path: Path, line: bytes) 
     assert classes(read(tmp_path, line + b'\n{"text": "a"}\n')) == ["wrong_type", "ok"]
 
 
+def test_trap_131_text_that_looks_like_a_missing_value_is_text(tmp_path: Path) -> None:
+    choices = ("NA", "null", "N/A", "nan", "None", " ")
+    (row,) = read(tmp_path, [{"context": "NA", "choices": choices, "gold": 0, "note": "NaN"}])
+    assert task_of(row) == Choices("NA", choices, 0)
+    assert isinstance(row, Row)
+    assert row.extra == {"note": "NaN"}
+
+
 def test_a_line_of_100_mb_is_one_row(tmp_path: Path) -> None:
     size = 100 << 20
     path = tmp_path / "rows.jsonl"

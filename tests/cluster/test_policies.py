@@ -9,13 +9,16 @@ from typing import Any
 
 import pytest
 from tinyloop.cluster import cli
+from tinyloop.cluster.completion_policies import POLICIES as COMPLETION_POLICIES
 from tinyloop.cluster.fingerprint import fingerprint
+from tinyloop.cluster.generate_settings import GenerateSettings
 from tinyloop.cluster.policies import DECIDED_BY, POLICIES, in_force
 from tinyloop.cluster.pool_backend import choose_model
 from tinyloop.cluster.rolling import RollingPolicy
 from tinyloop.cluster.settings import PoolRequest, ScoreSettings
 from typer.testing import CliRunner
 
+from .generate_driver import generate
 from .score_driver import score
 
 # Keys of the fingerprint that are no policy: which model, which inputs, which version of our own lines.
@@ -23,7 +26,9 @@ NO_POLICY = re.compile(r"format_version|inputs\..*|model\..*|encoding\.vocab_siz
 # Options that change no line of the results: where things are, how much runs at once, when to stop.
 NO_RESULT = {
     "input", "output", "model", "replicas", "resume", "overwrite", "max-errors", "fail-fast", "device",
-    "pool", "window", "work-dir", "threads", "help",
+    "pool", "window", "work-dir", "threads", "help", "config", "input-format", "output-format",
+    "retry-errors",
+    "dry-run", "rate", "json", "agreement-rows",
 }  # fmt: skip
 # Options that make another model of one: run.json has them among the keys of the model.
 OF_THE_MODEL = {"kv", "numeric"}
@@ -71,11 +76,12 @@ CHANGED = {
     "invalid unicode": ({"replace_surrogates": True}, "replace surrogates replace"),
     "depth": ({"depth": 2}, "depth 2"),
     "window": ({}, "max rows 48"),
+    "truncation": ({}, "max rows 48"),
     "determinism": ({}, 'numerics id "fake"'),
 }
 
 
-@pytest.mark.parametrize("name", DECIDED_BY)
+@pytest.mark.parametrize("name", sorted(DECIDED_BY.keys() & POLICIES.keys()))
 def test_run_json_says_what_the_settings_made_of_a_policy(tmp_path: Path, name: str) -> None:
     changes, shown = CHANGED[name]
     assert run_json(tmp_path, **changes)["policies"][name] == f"{POLICIES[name]} [here: {shown}]"
@@ -90,10 +96,40 @@ def test_whatever_decides_a_number_is_a_policy_and_every_policy_is_decided_by_wh
     chosen = choose_model(settings, PoolRequest())
     identity = {**chosen.choice.identity, "numerics_id": "cpu"}
     flat = fingerprint(identity, chosen.encoder.policy, settings.task_options, [], settings.reading)
-    decided = {key for keys in DECIDED_BY.values() for key in keys}
+    decided = {key for name in POLICIES for key in DECIDED_BY.get(name, ())}
     assert decided <= flat.keys()
     assert {key for key in flat if not NO_POLICY.fullmatch(key)} <= decided
-    assert DECIDED_BY.keys() <= POLICIES.keys()
+    assert DECIDED_BY.keys() <= POLICIES.keys() | COMPLETION_POLICIES.keys()
+
+
+def generated(tmp_path: Path, **changes: Any) -> dict[str, Any]:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "hello"}\n')
+    generate(GenerateSettings(inputs=(str(path),), output=tmp_path / "out", **changes), max_rows=200)
+    run: dict[str, Any] = json.loads((tmp_path / "out" / "run.json").read_bytes())
+    return run
+
+
+def test_a_generation_job_says_its_policies_in_help_and_record(tmp_path: Path) -> None:
+    result = CliRunner().invoke(cli.app, ["generate", "--help"])
+    run = generated(tmp_path, seed=5, long_prompt="error")
+    assert list(run["policies"]) == list(COMPLETION_POLICIES)
+    for name, text in run["policies"].items():
+        sentence, _, decision = text.partition(" [here: ")
+        assert f"{name}: {sentence}" in result.output
+        assert bool(decision) == (name in DECIDED_BY)
+    assert run["policies"]["seed"].endswith(" [here: seed 5]")
+    assert run["policies"]["long prompt"].endswith('[here: long prompt "error"]')
+    assert "max new tokens 128, temperature 0.0, " in run["policies"]["settings"]
+
+
+def test_whatever_decides_a_completion_is_a_policy(tmp_path: Path) -> None:
+    flat = generated(tmp_path)["fingerprint"]
+    decided = {key for name in COMPLETION_POLICIES for key in DECIDED_BY.get(name, ())}
+    # Of scoring alone, though every policy of encoding has them.
+    unused = {"encoding.target_delimiter", "encoding.empty_continuation", "task.kind"}
+    keys = {re.sub(r"^task\.defaults\..*", "task.defaults.*", key) for key in flat.keys() - unused}
+    assert {key for key in keys if not NO_POLICY.fullmatch(key)} <= decided
 
 
 def test_options_and_policies_name_each_other(printed: str) -> None:
