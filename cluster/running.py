@@ -115,13 +115,14 @@ def _carry_out(
     job.run()
     elapsed_s = time.monotonic() - started_s
     tally = job.publish()
+    figures = backend.figures()  # of this work alone, and not of what is measured once it is done
     concluded = kind.conclude(
         backend,
         folder.output / "results.jsonl",
         lambda: read_rows(files, limit=settings.limit, parse=kind.parse),
         interrupts.check,
     )
-    summary = _summary(tally, files, job, progress, backend.figures(), elapsed_s) | concluded
+    summary = _summary(tally, files, job, progress, figures, elapsed_s) | concluded
     folder.write_output("run.json", {"fingerprint": current, "policies": dict(kind.policies), **model.about})
     progress.tell("complete", force=True)
     folder.write_output("summary.json", summary)
