@@ -16,6 +16,7 @@ import typer
 from . import options
 from .encoding import POLICIES
 from .errors import ExitCode, JobError, UsageError
+from .generate_cli import add_commands as add_generate
 from .job_cli import epilog, output_of, run_on_pool
 from .operations_cli import add_commands as add_operations
 from .pool_cli import add_commands
@@ -33,6 +34,7 @@ app = typer.Typer(
 
 add_commands(app)
 add_operations(app)
+add_generate(app)
 
 SCORE_EPILOG = epilog("What is done to text before it is scored:", POLICIES)
 
@@ -86,6 +88,10 @@ def score(
     invalid_unicode: options.InvalidUnicode = "error",
     stride: options.Stride = None,
     bos_every_window: options.BosEveryWindow = False,
+    dry_run: options.DryRun = False,
+    rate: options.Rate = None,
+    as_json: options.AsJson = False,
+    config: options.ConfigFile = None,
 ) -> None:
     """Log-likelihood, multiple choice and rolling perplexity of rows.
 
@@ -114,9 +120,15 @@ def score(
         rolling=RollingPolicy(stride, bos_every_window),
     )
     request = PoolRequest(model, replicas, max_seq_len, kv, threads, numeric, device, pool)
+    if dry_run:
+        from .dry_run_cli import dry_run as find_out
+
+        raise typer.Exit(find_out(settings, request, rate=rate, as_json=as_json))
+    if rate is not None or as_json:
+        raise UsageError("--rate and --json belong to --dry-run: add it, or leave them out")
     from .score import ScoreKind
 
-    raise typer.Exit(run_on_pool(settings, ScoreKind(settings), request))
+    raise typer.Exit(run_on_pool(settings, lambda _: ScoreKind(settings), request))
 
 
 @app.command()

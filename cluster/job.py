@@ -8,6 +8,7 @@ killed and however often. Lines depend on the row, the model and the settings al
 from __future__ import annotations
 
 from collections import deque
+from typing import Any
 
 from .errors import ErrorBudgetExceeded, InfrastructureError, Interrupted
 from .folder import PARTS, JobFolder
@@ -46,6 +47,7 @@ class Job:
         self._progress = progress
         self._interrupts = interrupts
         self._work = kind.begin(backend)
+        self._schema = kind.schema
         prepare(folder)
         self._parts = Parts(folder.work / PARTS)
         self._journal = Journal(folder.work / "journal")
@@ -70,7 +72,12 @@ class Job:
             self._journal.sync()
             raise
         finally:
+            self._work.close()
             self._journal.close()
+
+    def figures(self, elapsed_s: float) -> dict[str, Any]:
+        """What the kind of work says of this run."""
+        return self._work.figures(elapsed_s)
 
     def publish(self) -> Tally:
         """Build the final files and hold them against what was read.
@@ -78,7 +85,7 @@ class Job:
         Raises: InfrastructureError if input rows are not exactly the results and errors.
         """
         output, output_format = self._folder.output, self._settings.output_format
-        publish(self._parts, output, output_format)
+        publish(self._parts, output, output_format, self._schema)
         if output_format == "jsonl":
             tally = Tally.of_files(output)
             written = tally.ids

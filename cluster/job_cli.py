@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from .sources.places import is_remote, local_path
 
 if TYPE_CHECKING:
     from .kinds import Backend, Kind
+    from .pool_backend import ChosenModel
 
 
 def epilog(title: str, policies: Mapping[str, str]) -> str:
@@ -45,8 +46,11 @@ def output_of(text: str, work_dir: Path | None) -> dict[str, Any]:
     return {"output": work_dir / "output", "work_dir": work_dir, "publish_to": text.rstrip("/")}
 
 
-def run_on_pool(settings: JobSettings, kind: Kind, request: PoolRequest) -> int:
-    """Run the job on a pool of its own or a named one; print what it came to. Returns the exit code."""
+def run_on_pool(settings: JobSettings, kind_of: Callable[[ChosenModel], Kind], request: PoolRequest) -> int:
+    """Run the job on a pool of its own or a named one; print what it came to. Returns the exit code.
+
+    kind_of: the kind of work with a model that was found fit; raises UsageError if it does not fit the job.
+    """
     # Set before tokenizers starts its threads: it otherwise warns when Ray starts processes.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     from .closing import closing_lines
@@ -58,6 +62,7 @@ def run_on_pool(settings: JobSettings, kind: Kind, request: PoolRequest) -> int:
 
     request = of_named_pool(request)
     chosen = choose_model(settings, request)
+    kind = kind_of(chosen)
     for warning in chosen.warnings:
         typer.echo(f"warning: {warning}", err=True)
 

@@ -13,7 +13,9 @@ from typing import Any, Protocol
 
 from .encoding import Encoder, EncodingPolicy
 from .items import ScoringPool
+from .outputs.schema import Schema
 from .progress import PoolFigures
+from .prompt_streams import GeneratingPool
 from .rows import Fields, Row, RowFailure, Task
 from .sources.table import Columns
 
@@ -52,6 +54,16 @@ class Work(Protocol):
     def release(self, sent: Any) -> None:
         """Forget a window whose rows have all left."""
 
+    def figures(self, elapsed_s: float) -> dict[str, Any]:
+        """What summary.json says of this run beside rows and the pool's own figures."""
+
+    def close(self) -> None:
+        """No window is wanted any more. Twice is harmless."""
+
+
+class BatchPool(ScoringPool, GeneratingPool, Protocol):
+    """A pool that does every kind of work."""
+
 
 @dataclass(frozen=True, slots=True)
 class Backend:
@@ -61,7 +73,7 @@ class Backend:
     figures: asked about once a second.
     """
 
-    pool: ScoringPool
+    pool: BatchPool
     encoder: Encoder
     depth: int
     identity: Mapping[str, Any]
@@ -88,6 +100,7 @@ class Kind(Protocol):
 
     policies: name and sentence of what is done to rows, for run.json. options: a dataclass of what in the
     settings decides a byte of the results, for the fingerprint. columns: what parse looks for in a table.
+    schema: of results as a table.
     """
 
     @property
@@ -96,6 +109,8 @@ class Kind(Protocol):
     def options(self) -> Any: ...
     @property
     def columns(self) -> Columns: ...
+    @property
+    def schema(self) -> Schema: ...
 
     def parse(self, fields: Fields) -> tuple[Task, Fields]:
         """The typed task of a row without its id, and the fields to carry through. Raises RowError."""

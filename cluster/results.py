@@ -14,6 +14,7 @@ from pathlib import Path
 from .durable import disk_errors, readable, sync_folder, write_durably
 from .errors import InfrastructureError
 from .outputs.final import STEMS, read_final, write_final
+from .outputs.schema import ERRORS, SCORES, Schema
 from .records import FAILURE_START
 from .sources.formats import Format
 from .summary import IdSum
@@ -117,10 +118,10 @@ def _checked_lines(path: Path) -> Iterator[bytes]:
         )
 
 
-def publish(parts: Parts, output: Path, output_format: Format = "jsonl") -> None:
+def publish(parts: Parts, output: Path, output_format: Format = "jsonl", schema: Schema = SCORES) -> None:
     """Write the files of results and errors, each by one rename."""
-    write_final(output, "results", output_format, parts.results())
-    write_final(output, "errors", output_format, parts.failures())
+    write_final(output, "results", output_format, parts.results(), schema)
+    write_final(output, "errors", output_format, parts.failures(), ERRORS)
     sync_folder(output)
 
 

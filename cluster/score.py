@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from .completion_task import Completion
 from .encoding import POLICIES
 from .kinds import Backend, ModelChoice, OpenBackend
+from .outputs.schema import SCORES, Schema
 from .progress import Display
 from .records import failure_line, result_line
 from .rows import Choices, Fields, RowFailure, Task, Text, TokenContinuation, parse_task
@@ -37,10 +39,15 @@ class ScoreKind:
     def columns(self) -> Columns:
         return SCORE_COLUMNS
 
+    @property
+    def schema(self) -> Schema:
+        return SCORES
+
     def parse(self, fields: Fields) -> tuple[Task, Fields]:
         return parse_task(fields, replace_surrogates=self.settings.replace_surrogates)
 
     def characters(self, task: Task) -> int:
+        assert not isinstance(task, Completion)
         if isinstance(task, Text):
             return len(task.text)
         if isinstance(task, TokenContinuation):
@@ -68,6 +75,13 @@ class ScoreWork(Scorer):
                 line = result_line(outcome, self.depth, token_logprobs=self.options.token_logprobs)
                 lines.append((outcome.row.number, line))
         return lines
+
+    def figures(self, elapsed_s: float) -> dict[str, Any]:
+        """Nothing beside what every job says."""
+        return {}
+
+    def close(self) -> None:
+        """The pool itself ends what it was sent."""
 
 
 def run_score(

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from .completion_summary import CompletionTally
+
 METRICS = ("acc", "acc_norm", "acc_bytes", "acc_token", "acc_pmi")
 
 
@@ -225,7 +227,7 @@ class Tally:
             self.results += 1
             key = result["file"], result["task"]
             if key not in self.groups:
-                self.groups[key] = GroupTally()
+                self.groups[key] = CompletionTally() if result["task"] == "completion" else GroupTally()
             self.groups[key].add(result)
 
     def _warnings(self) -> list[str]:
