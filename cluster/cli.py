@@ -106,6 +106,10 @@ def score(
     invalid_unicode: options.InvalidUnicode = "error",
     stride: options.Stride = None,
     bos_every_window: options.BosEveryWindow = False,
+    dry_run: options.DryRun = False,
+    rate: options.Rate = None,
+    as_json: options.AsJson = False,
+    config: options.ConfigFile = None,
 ) -> None:
     """Log-likelihood, multiple choice and rolling perplexity of rows.
 
@@ -135,6 +139,12 @@ def score(
         depths=DepthRequest(parse_cascade(cascade), margin, exit_threshold, min_depth, agreement_rows),
     )
     request = PoolRequest(model, replicas, max_seq_len, kv, threads, numeric, device, pool)
+    if dry_run:
+        from .dry_run_cli import dry_run as find_out
+
+        raise typer.Exit(find_out(settings, request, rate=rate, as_json=as_json))
+    if rate is not None or as_json:
+        raise UsageError("--rate and --json belong to --dry-run: add it, or leave them out")
 
     def kind_of(chosen: ChosenModel) -> ScoreKind:
         from .score import ScoreKind

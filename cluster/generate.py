@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,6 +13,7 @@ from .completion_plans import CompletionPlan, CompletionPlanner, GenerationModel
 from .completion_policies import POLICIES
 from .completion_records import completion_line
 from .completion_rows import parse_completion
+from .completion_settings import ALIASES, READERS
 from .completion_task import Completion, CompletionSettings, Conversation, PromptText
 from .completion_window import CompletionWindow, RowCompletion
 from .encoding import Encoder
@@ -20,10 +22,16 @@ from .generate_settings import GenerateSettings
 from .kinds import Backend
 from .openai_records import batch_error_line, batch_line
 from .openai_rows import is_batch_line, parse_batch_line
+from .outputs.schema import COMPLETIONS, Schema
 from .prompt_streams import GeneratingPool, PromptStream
 from .records import failure_line
 from .rows import Fields, Row, RowFailure, Task
+from .sources.table import ID_COLUMNS, Columns
 
+GENERATE_COLUMNS = Columns(
+    text=ID_COLUMNS | {"prefix", "prompt", "method", "url"},
+    values=frozenset({"prompt_ids", "messages", "body", *READERS, *itertools.chain(*ALIASES.values())}),
+)
 # About what a message takes beside its text.
 MESSAGE_CHARACTERS = 64
 
@@ -97,6 +105,14 @@ class GenerateKind:
             hashlib.sha256(template.encode()).hexdigest() if template else "",
             settings.result_style,
         )
+
+    @property
+    def columns(self) -> Columns:
+        return GENERATE_COLUMNS
+
+    @property
+    def schema(self) -> Schema:
+        return COMPLETIONS
 
     def parse(self, fields: Fields) -> tuple[Task, Fields]:
         parse = parse_batch_line if is_batch_line(fields) else parse_completion

@@ -15,7 +15,7 @@ from . import options
 from .completion_policies import POLICIES
 from .errors import RowError, UsageError
 from .job_cli import epilog, output_of, run_on_pool
-from .settings import ErrorBudget, PoolRequest, parse_window
+from .settings import ErrorBudget, PoolRequest, parse_retry, parse_window
 from .whole_option import real, whole
 
 if TYPE_CHECKING:
@@ -33,12 +33,15 @@ def add_commands(app: typer.Typer) -> None:
 def generate(
     input: options.Input,
     output: options.Output,
+    input_format: options.InputFormat = None,
+    output_format: options.OutputFormat = "jsonl",
     model: options.ModelFile = None,
     replicas: options.Replicas = None,
     depth: options.Depth = None,
     limit: options.LimitRows = None,
     resume: options.Resume = False,
     overwrite: options.Overwrite = False,
+    retry_errors: options.RetryErrors = None,
     max_errors: options.MaxErrors = None,
     fail_fast: options.FailFast = False,
     max_seq_len: options.MaxSeqLen = None,
@@ -76,8 +79,9 @@ def generate(
     result_style: Annotated[
         Literal["native", "openai"], Option(help="Lines of both files as an OpenAI batch has them.")
     ] = "native",
+    config: options.ConfigFile = None,
 ) -> None:
-    """Completions of JSONL rows.
+    """Completions of rows.
 
     A row is one of: prompt; prompt_ids; messages; a line of an OpenAI batch. It may set max_new_tokens
     (max_tokens), temperature, top_k, top_p, min_p, repetition_penalty, stop (until), stop_ids, seed, depth,
@@ -108,8 +112,11 @@ def generate(
     settings = GenerateSettings(
         inputs=tuple(input),
         **output_of(output, work_dir),
-        resume=resume,
+        input_format=input_format,
+        output_format=output_format,
+        resume=resume or retry_errors is not None,
         overwrite=overwrite,
+        retry=parse_retry(retry_errors),
         limit=limit,
         budget=ErrorBudget.parse(max_errors, fail_fast=fail_fast),
         max_window_rows=parse_window(window),

@@ -50,6 +50,7 @@ class Job:
         self._interrupts = interrupts
         self._kind = kind
         self._work = kind.begin(backend)
+        self._schema = kind.schema
         prepare(folder)
         self._parts = Parts(folder.work / PARTS)
         self._journal = Journal(folder.work / "journal")
@@ -93,7 +94,7 @@ class Job:
         Raises: InfrastructureError if input rows are not exactly the results and errors.
         """
         output, output_format = self._folder.output, self._settings.output_format
-        publish(self._parts, output, output_format, self._kind.error_line)
+        publish(self._parts, output, output_format, self._schema, self._kind.error_line)
         if output_format == "jsonl":
             tally = Tally.of_files(output)
             written = tally.ids

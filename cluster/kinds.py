@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from .encoding import Encoder, EncodingPolicy
 from .items import ScoringPool
+from .outputs.schema import Schema
 from .progress import PoolFigures
 from .prompt_streams import GeneratingPool
 from .rows import Fields, Row, RowFailure, Task
@@ -99,6 +100,7 @@ class Kind(Protocol):
 
     policies: name and sentence of what is done to rows, for run.json. options: a dataclass of what in the
     settings decides a byte of the results, for the fingerprint. columns: what parse looks for in a table.
+    schema: of results as a table.
     """
 
     @property
@@ -107,6 +109,8 @@ class Kind(Protocol):
     def options(self) -> Any: ...
     @property
     def columns(self) -> Columns: ...
+    @property
+    def schema(self) -> Schema: ...
 
     def parse(self, fields: Fields) -> tuple[Task, Fields]:
         """The typed task of a row without its id, and the fields to carry through. Raises RowError."""

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from typer import Option
 
+from .option_file import read_options
 from .whole_option import real, whole
 
 Input = Annotated[
@@ -19,7 +20,7 @@ InputFormat = Annotated[
 OutputFormat = Annotated[
     Literal["jsonl", "csv", "parquet"], Option("--output-format", help="Of results and errors.")
 ]
-Output = Annotated[str, Option("-o", "--output", help="Folder of the results; of a URL with --work-dir.")]
+Output = Annotated[str, Option("-o", "--output", help="Folder of the results; a URL needs --work-dir.")]
 ModelFile = Annotated[Path | None, Option("--model", help="Model file; default: the one that ships here.")]
 Replicas = Annotated[int | None, whole(1, 1024, help="Processes that hold the model; default: one.")]
 Depth = Annotated[int | None, whole(1, help="Loops to run; default: what the model was made for.")]
@@ -42,6 +43,22 @@ Overwrite = Annotated[bool, Option("--overwrite", help="Replace a job in the fol
 RetryErrors = Annotated[
     str | None,
     Option(metavar="CLASSES", help="Resume, and try rows again that failed so: a,b or 'ours' or 'all'."),
+]
+DryRun = Annotated[
+    bool, Option("--dry-run", help="Say what the job would do, without a pool: rows, tokens, memory, hours.")
+]
+Rate = Annotated[
+    float | None, real(help="--dry-run: tokens/s of a replica, for the hours; default: a documented figure.")
+]
+AsJson = Annotated[bool, Option("--json", help="--dry-run: print one JSON object.")]
+ConfigFile = Annotated[
+    Path | None,
+    Option(
+        "--config",
+        help="TOML file of options by their names; the command line wins.",
+        is_eager=True,
+        callback=read_options,
+    ),
 ]
 MaxErrors = Annotated[str | None, Option(help="Stop with exit code 4 beyond 20, 0.01 or 1% row errors.")]
 FailFast = Annotated[bool, Option("--fail-fast", help="Stop at the first row error.")]

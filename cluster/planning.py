@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from .inputs import InputFile, read_rows
 from .kinds import Kind, Plan, Sent, Work
 from .records import failure_line
-from .retrying import Kept
 from .rows import Row, RowFailure
 from .settings import FIRST_WINDOW_ROWS, JobSettings
 from .summary import IdSum
@@ -23,6 +23,13 @@ BATCH_CHARACTERS = 4 << 20
 # A window of long rows is closed early: it is held in memory, twice.
 WINDOW_CHARACTERS = 64 << 20
 WINDOW_TOKENS = 16 << 20
+
+
+class KeptLines(Protocol):
+    """Lines of rows that need not be made again."""
+
+    def pop(self, number: int) -> bytes | None:
+        """The line of the next row that is asked for, None if it has to be made."""
 
 
 @dataclass
@@ -51,7 +58,7 @@ class WindowReader:
         kind: Kind,
         work: Work,
         first_row: int,
-        kept: Kept,
+        kept: KeptLines,
         after_batch: Callable[[int], None],
     ) -> None:
         """first_row: rows before it are committed. kept: lines of later rows that are not made again.

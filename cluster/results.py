@@ -14,6 +14,7 @@ from pathlib import Path
 from .durable import disk_errors, readable, sync_folder, write_durably
 from .errors import InfrastructureError
 from .outputs.final import STEMS, read_final, write_final
+from .outputs.schema import ERRORS, SCORES, Schema
 from .records import FAILURE_START
 from .sources.formats import Format
 from .summary import IdSum
@@ -121,12 +122,15 @@ def publish(
     parts: Parts,
     output: Path,
     output_format: Format = "jsonl",
+    schema: Schema = SCORES,
     error_line: Callable[[bytes], bytes] | None = None,
 ) -> None:
     """Write the files of results and errors, each by one rename. error_line: a failure as it is published."""
-    write_final(output, "results", output_format, parts.results())
+    write_final(output, "results", output_format, parts.results(), schema)
     failures = parts.failures()
-    write_final(output, "errors", output_format, map(error_line, failures) if error_line else failures)
+    write_final(
+        output, "errors", output_format, map(error_line, failures) if error_line else failures, ERRORS
+    )
     sync_folder(output)
 
 

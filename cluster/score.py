@@ -11,6 +11,7 @@ from .agreement import measure
 from .completion_task import Completion
 from .depth_rule import refuse_ungated
 from .kinds import Backend, ModelChoice, OpenBackend
+from .outputs.schema import SCORES, Schema
 from .policies import POLICIES
 from .progress import Display
 from .records import failure_line, result_line
@@ -46,6 +47,10 @@ class ScoreKind:
     @property
     def columns(self) -> Columns:
         return SCORE_COLUMNS
+
+    @property
+    def schema(self) -> Schema:
+        return SCORES
 
     def parse(self, fields: Fields) -> tuple[Task, Fields]:
         return parse_task(fields, replace_surrogates=self.settings.replace_surrogates)

@@ -9,7 +9,7 @@ from pathlib import Path
 from ..durable import durable_file, readable, write_durably
 from ..sources.formats import Format
 from .rows import Fields
-from .schema import SCHEMAS
+from .schema import Schema
 
 STEMS = ("results", "errors")
 
@@ -19,7 +19,9 @@ def final_name(stem: str, output_format: Format) -> str:
     return f"{stem}.{output_format}"
 
 
-def write_final(output: Path, stem: str, output_format: Format, lines: Iterable[bytes]) -> None:
+def write_final(
+    output: Path, stem: str, output_format: Format, lines: Iterable[bytes], schema: Schema
+) -> None:
     """Write one of the two files from its lines, by one rename. Raises: InfrastructureError."""
     path = output / final_name(stem, output_format)
     if output_format == "jsonl":
@@ -29,7 +31,7 @@ def write_final(output: Path, stem: str, output_format: Format, lines: Iterable[
 
     write = table_files.write_csv if output_format == "csv" else table_files.write_parquet
     with durable_file(path) as file:
-        write(file, lines, SCHEMAS[stem])
+        write(file, lines, schema)
 
 
 def read_final(output: Path, stem: str, output_format: Format) -> Iterator[Fields]:
@@ -46,4 +48,4 @@ def read_final(output: Path, stem: str, output_format: Format) -> Iterator[Field
     from . import table_files
 
     read = table_files.read_csv if output_format == "csv" else table_files.read_parquet
-    yield from read(path, SCHEMAS[stem])
+    yield from read(path)

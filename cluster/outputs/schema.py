@@ -35,12 +35,9 @@ CHOICE: Schema = PAIR | {
     "logprob_unconditional": "float",
     "pmi": "float",
 }
-RESULTS: Schema = {
-    "id": "text",
-    "file": "text",
-    "line": "int",
-    "task": "text",
-    "depth": "int",
+ROW: Schema = {"id": "text", "file": "text", "line": "int", "task": "text", "depth": "int"}
+SCORES: Schema = {
+    **ROW,
     **PAIR,
     "n_tokens": "int",
     "n_bytes": "int",
@@ -65,7 +62,32 @@ ERRORS: Schema = {
     "attempts": "int",
     MORE: "json",
 }
-SCHEMAS: dict[str, Schema] = {"results": RESULTS, "errors": ERRORS}
+COMPLETION: Schema = {
+    "text": "text",
+    "finish_reason": "text",
+    "n_tokens": "int",
+    "depth_sum": "int",
+    "depth_mean": "float",
+    "seed": "int",
+    "token_ids": ["int"],
+    "token_logprobs": ["float"],
+    "token_depths": ["int"],
+}
+COMPLETIONS: Schema = {
+    **ROW,
+    "n_prompt": "int",
+    "n_truncated": "int",
+    "bos_truncated": "bool",
+    **COMPLETION,
+    "completions": [COMPLETION],
+    "extra": "json",
+    MORE: "json",
+}
+
+
+def schema_of(names: list[str]) -> Schema | None:
+    """The schema with these columns, None if there is none."""
+    return next((one for one in (SCORES, COMPLETIONS, ERRORS) if list(one) == names), None)
 
 
 def fits(value: object, kind: Type) -> bool:

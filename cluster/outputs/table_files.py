@@ -10,11 +10,11 @@ from typing import Any, BinaryIO
 
 from ..durable import readable
 from ..errors import InfrastructureError, RowError
-from ..sources.csv_table import cell_of, split_records
+from ..sources.csv_table import Cells, cell_of, split_records
 from ..sources.extras import need, parquet
 from ..sources.streams import numbered_lines
 from .rows import Fields, of_row, to_row
-from .schema import Schema, Type
+from .schema import Schema, Type, schema_of
 
 # Rows that are turned at a time, and bytes of Arrow after which a row group is written.
 BATCH_ROWS, GROUP_BYTES, GROUP_ROWS = 1_024, 32 << 20, 65_536
@@ -28,19 +28,25 @@ def write_csv(file: BinaryIO, lines: Iterable[bytes], schema: Schema) -> None:
         file.write((",".join(cell_of(row[name]) for name in schema) + "\n").encode("utf-8"))
 
 
-def read_csv(path: Path, schema: Schema) -> Iterator[Fields]:
+def read_csv(path: Path) -> Iterator[Fields]:
     """Fields of every record. Raises: InfrastructureError if it is not what write_csv wrote."""
     with readable(path), path.open("rb") as file:
         records = split_records(numbered_lines(file))
-        for number, (_, cells) in enumerate(records):
-            if isinstance(cells, RowError) or len(cells) != len(schema):
+        schema = schema_of([text or "" for text in _texts(next(records, (b"", []))[1], path)])
+        if schema is None:
+            raise _not_ours(path)
+        for _, cells in records:
+            texts = _texts(cells, path)
+            if len(texts) != len(schema):
                 raise _not_ours(path)
-            texts = [None if cell is None else cell.decode("utf-8") for cell in cells]
-            if number == 0 and texts != list(schema):
-                raise _not_ours(path)
-            if number:
-                columns = zip(schema.items(), texts, strict=True)
-                yield of_row({name: _value(text, kind) for (name, kind), text in columns}, schema)
+            columns = zip(schema.items(), texts, strict=True)
+            yield of_row({name: _value(text, kind) for (name, kind), text in columns}, schema)
+
+
+def _texts(cells: Cells | RowError, path: Path) -> list[str | None]:
+    if isinstance(cells, RowError):
+        raise _not_ours(path)
+    return [None if cell is None else cell.decode("utf-8") for cell in cells]
 
 
 def _value(text: str | None, kind: Type) -> Any:
@@ -69,12 +75,13 @@ def _groups(lines: Iterable[bytes], schema: Schema, arrow: Any, arrow_schema: An
         yield group
 
 
-def read_parquet(path: Path, schema: Schema) -> Iterator[Fields]:
+def read_parquet(path: Path) -> Iterator[Fields]:
     """Fields of every row. Raises: InfrastructureError if it is not what write_parquet wrote."""
     arrow, tables = need("pyarrow", "files", f"{str(path)!r}"), parquet(f"{str(path)!r}")
     try:
         with readable(path), path.open("rb") as file, tables.ParquetFile(file, pre_buffer=False) as table:
-            if table.schema_arrow.names != list(schema):
+            schema = schema_of(table.schema_arrow.names)
+            if schema is None:
                 raise _not_ours(path)
             for batch in table.iter_batches(batch_size=BATCH_ROWS):
                 for row in batch.to_pylist():

@@ -10,12 +10,12 @@ from typing import Any
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tinyloop.cluster.errors import ExitCode, InfrastructureError, UsageError
 from tinyloop.cluster.outputs.final import read_final, write_final
 from tinyloop.cluster.outputs.rows import of_row, to_row, without_nulls
-from tinyloop.cluster.outputs.schema import MORE, RESULTS, SCHEMAS
+from tinyloop.cluster.outputs.schema import ERRORS, MORE, SCORES
 from tinyloop.cluster.settings import ScoreSettings
 
 from .fake_pool import FakePool
@@ -50,12 +50,12 @@ def test_a_table_holds_what_the_lines_hold(tmp_path: Path, output_format: str) -
     options = {"pmi": True, "token_logprobs": True}
     plain = run(tmp_path, rows, "lines", **options)
     table = run(tmp_path, rows, "table", output_format=output_format, **options)
-    for stem in ("results", "errors"):
+    for stem, schema in (("results", SCORES), ("errors", ERRORS)):
         expected = [without(line) for line in lines_of(tmp_path, "lines", stem)]
         assert len(expected) > 10
         assert list(read_final(tmp_path / "table", stem, output_format)) == expected  # type: ignore[arg-type]
         # Every field of every kind of row has a column of its own.
-        assert all(to_row(json.dumps(line).encode(), SCHEMAS[stem])[MORE] is None for line in expected)
+        assert all(to_row(json.dumps(line).encode(), schema)[MORE] is None for line in expected)
     assert {k: v for k, v in table.items() if k in ("rows", "groups", "errors_by_class", "exit_code")} == {
         k: v for k, v in plain.items() if k in ("rows", "groups", "errors_by_class", "exit_code")
     }
@@ -91,7 +91,7 @@ def test_the_schema_does_not_depend_on_the_rows(tmp_path: Path) -> None:
         run(tmp_path, tmp_path / f"{name}.jsonl", name, output_format="parquet")
         schemas.append(pq.read_schema(tmp_path / name / "results.parquet"))
     assert schemas[0] == schemas[1] == schemas[2]
-    assert schemas[0].names == list(RESULTS)
+    assert schemas[0].names == list(SCORES)
 
 
 texts = st.text(alphabet=st.characters(codec="utf-8"), max_size=6)
@@ -100,25 +100,26 @@ values = st.recursive(
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(texts, inner, max_size=2),
     max_leaves=5,
 )
-fields = st.dictionaries(st.sampled_from([*RESULTS, "other", ""]), values, max_size=6)
+fields = st.dictionaries(st.sampled_from([*SCORES, "other", ""]), values, max_size=6)
 
 
+@settings(max_examples=25)
 @given(lines=st.lists(fields, max_size=4))
 def test_whatever_a_line_holds_comes_back_from_every_table(
     lines: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("out")
     encoded = [json.dumps(line).encode() for line in lines]
-    expected = [of_row(to_row(line, RESULTS), RESULTS) for line in encoded]
+    expected = [of_row(to_row(line, SCORES), SCORES) for line in encoded]
     for found, line in zip(expected, lines, strict=True):
         # Nulls of lines are the only thing that a table does not say.
         assert {k: v for k, v in found.items() if v is not None} == {
-            k: without_nulls(v) if k in RESULTS and RESULTS[k] != "json" and found.get(k) != v else v
+            k: without_nulls(v) if k in SCORES and SCORES[k] != "json" and found.get(k) != v else v
             for k, v in line.items()
             if v is not None
         }
     for output_format in ("csv", "parquet"):
-        write_final(folder, "results", output_format, encoded)  # type: ignore[arg-type]
+        write_final(folder, "results", output_format, encoded, SCORES)  # type: ignore[arg-type]
         assert list(read_final(folder, "results", output_format)) == expected  # type: ignore[arg-type]
 
 
@@ -131,8 +132,8 @@ def test_resuming_a_finished_job_returns_its_summary_and_notices_changes(
     options = {"output_format": output_format, "resume": True}
     first = run(tmp_path, rows, "out", **options)
     pool = FakePool()
-    settings = ScoreSettings(inputs=(str(rows),), output=tmp_path / "out", **options)  # type: ignore[arg-type]
-    assert score(settings, pool) == first
+    again = ScoreSettings(inputs=(str(rows),), output=tmp_path / "out", **options)  # type: ignore[arg-type]
+    assert score(again, pool) == first
     assert pool.num_scored == 0
     with pytest.raises(UsageError, match=r"write\.format was"):
         run(tmp_path, rows, "out", resume=True)
