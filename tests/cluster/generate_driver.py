@@ -55,6 +55,8 @@ def in_child(
     """generate in a forked process, which is killed at its write-th write. What its end was."""
     child = os.fork()
     if child == 0:
+        # The threads of the tokenizer's pool stayed behind: a child that waits for them waits for ever.
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"
         if write is not None:
             kill_at_write(write)
         try:
