@@ -3,7 +3,7 @@
     python tests/bench/job_depths.py ROWS.jsonl ... [--repeats 3] [--threads 1] [--limit N]
 
 Rows go through encoder, windows, placement and one replica's executor in this process, without Ray. Each
-setting runs in turns with plain full depth, so that both see the same machine; "cpu_ratio" is the median of
+turn runs every setting and plain full depth, so that all see the same machine; "cpu_ratio" is the median of
 the ratios of their processor time. "saved" is of row loops, prefixes included; "same" is the share of rows
 with the choice of full depth; "difference" the mean distance of summed log-probabilities. One JSON line each.
 """
@@ -33,7 +33,7 @@ from tinyloop.native.tokenizer import load_tokenizer  # noqa: E402
 from tinyloop.workers.effort import Effort  # noqa: E402
 
 FULL = 4
-SETTINGS = {
+SETTINGS: dict[str, Effort] = {
     "--cascade 3:4 --margin 1": Effort((3, 4), 1.0),
     "--cascade 3:4 --margin 2": Effort((3, 4), 2.0),
     "--cascade 2:4 --margin 2": Effort((2, 4), 2.0),
@@ -84,16 +84,17 @@ def main() -> None:
     with load_model(default_model_path(), threads=args.threads) as model:
         for path in args.rows:
             rows = [json.loads(line) for line in path.read_text().splitlines()][: args.limit]
-            for name, effort in SETTINGS.items():
-                turns = [
-                    (run(model, encoder, rows, effort), run(model, encoder, rows, None))
-                    for _ in range(args.repeats)
-                ]
-                (results, _, pool), (full, _, _) = turns[0]
-                record = compare(results, full) | {
+            # One plain run a turn serves all settings.
+            turns = [
+                {name: run(model, encoder, rows, effort) for name, effort in (SETTINGS | {"": None}).items()}
+                for _ in range(args.repeats)
+            ]
+            for name in SETTINGS:
+                results, _, pool = turns[0][name]
+                record = compare(results, turns[0][""][0]) | {
                     "saved": 1 - pool.row_loops / pool.full_row_loops,
-                    "cpu_ratio": statistics.median(a[1] / b[1] for a, b in turns),
-                    "cpu_s": statistics.median(a[1] for a, _ in turns),
+                    "cpu_ratio": statistics.median(turn[name][1] / turn[""][1] for turn in turns),
+                    "cpu_s": statistics.median(turn[name][1] for turn in turns),
                 }
                 rounded = {key: round(value, 4) for key, value in record.items()}
                 print(
