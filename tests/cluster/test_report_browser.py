@@ -1,4 +1,4 @@
-"""The page in a real browser: every width and colour scheme, no overflow, no request, no error, readable text.
+"""The page in a real browser: each width and colour scheme, no overflow, no request, all text readable.
 
 Run where chromium is; where TINYLOOP_BROWSER is set its absence is a failure and not a skip.
 """
@@ -82,12 +82,14 @@ def story() -> dict[str, Any]:
     """A job of three replicas, one of which dies, with a resume."""
     now = [0.0]
     timeline = Timeline(clock_s=lambda: now[0])
+    host = "a-host-with-a-long-name"
     for second in range(200):
         now[0] = float(second)
+        died = "ActorDiedError" * (second >= 80)
         state = "loading" if 80 <= second < 90 else "busy" if second < 190 else "ready"
         moments = [
-            ReplicaMoment(slot, 1 + (second >= 80), state if slot == 1 else "busy", "a-host-with-a-long-name",
-                          0.9 * second, 2, second << 20, 1 << 30, second << 21, "ActorDiedError" * (second >= 80))
+            ReplicaMoment(slot, 1 + (second >= 80), state if slot == 1 else "busy", host, 0.9 * second, 2,
+                          second << 20, 1 << 30, second << 21, died)
             for slot in range(3)
         ]  # fmt: skip
         tokens = {"tokens_total": 900 * second, "tokens_computed": 300 * second, "tokens_sent": 180_000}
