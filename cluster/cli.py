@@ -16,6 +16,7 @@ import typer
 from . import options
 from .encoding import POLICIES
 from .errors import ExitCode, JobError, UsageError
+from .generate_cli import add_commands as add_generate
 from .job_cli import epilog, run_on_pool
 from .operations_cli import add_commands as add_operations
 from .pool_cli import add_commands
@@ -35,6 +36,7 @@ app = typer.Typer(
 add_commands(app)
 add_operations(app)
 add_reports(app)
+add_generate(app)
 
 SCORE_EPILOG = epilog("What is done to text before it is scored:", POLICIES)
 
@@ -113,7 +115,7 @@ def score(
     request = PoolRequest(model, replicas, max_seq_len, kv, threads, numeric, device, pool)
     from .score import ScoreKind
 
-    raise typer.Exit(run_on_pool(settings, ScoreKind(settings), request))
+    raise typer.Exit(run_on_pool(settings, lambda _: ScoreKind(settings), request))
 
 
 @app.command()

@@ -37,6 +37,11 @@ def _group(group: dict[str, Any]) -> str:
             f"{group['bits_per_byte']:.4f} bits per byte, {group['token_perplexity']:.3f} per token, "
             f"on {rows}"
         )
+    if group["task"] == "completion":
+        ends = ", ".join(f"{count:,} {reason}" for reason, count in group["finish_reasons"].items())
+        depth = group["depth_mean"]
+        loops = "" if depth is None else f", {depth:.2f} loops a token"
+        return f"{group['tokens_out']:,} tokens from {group['tokens_in']:,} ({ends}){loops}, on {rows}"
     if group["task"] == "continuation":
         mean = group["logprob"] / group["tokens"] if group["tokens"] else 0.0
         return f"mean log-probability {mean:.4f} a token, {group['greedy']:,} greedy, on {rows}"
@@ -44,8 +49,12 @@ def _group(group: dict[str, Any]) -> str:
 
 
 def _speed(summary: dict[str, Any]) -> str:
-    scored, errors = f"{summary['results']:,} scored", counted(summary["errors"], "error")
-    rows = f"{counted(summary['rows'], 'row')}: {scored}, {errors}"
+    generated = summary.get("tokens_generated")
+    done = "scored" if generated is None else "completed"
+    errors = counted(summary["errors"], "error")
+    rows = f"{counted(summary['rows'], 'row')}: {summary['results']:,} {done}, {errors}"
     resumed = f", {summary['rows_resumed']:,} of them by earlier runs" if summary["rows_resumed"] else ""
     rate = "" if summary["rows_per_s"] is None else f", {summary['rows_per_s']:,.1f} rows/s"
+    if generated and summary["tokens_generated_per_s"] is not None:
+        rate += f", {summary['tokens_generated_per_s']:,.0f} generated tokens/s"
     return f"{rows}{resumed}, in {clock(summary['elapsed_s'])}{rate}"

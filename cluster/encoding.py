@@ -168,7 +168,7 @@ class Encoder:
         results: list[Int32Array | RowError] = []
         for ids in self._encode_texts(list(texts)):
             try:
-                results.append(self._checked(ids))
+                results.append(self.check_ids(ids))
             except RowError as error:
                 results.append(error)
         return results
@@ -235,7 +235,7 @@ class Encoder:
                 "row, which is cut into windows, or raise --max-seq-len",
             )
         n_truncated = max(0, len(context) + len(continuation) - (limit + 1))
-        ids = self._checked(context[n_truncated:] + continuation)
+        ids = self.check_ids(context[n_truncated:] + continuation)
         return Encoded(
             ids=ids,
             n_context=len(context) - n_truncated,
@@ -245,7 +245,7 @@ class Encoder:
             bos_truncated=n_truncated > 0 and context[0] == self.policy.bos_id,
         )
 
-    def _checked(self, ids: list[int]) -> Int32Array:
+    def check_ids(self, ids: list[int]) -> Int32Array:
         """int32 [n], every id in [0, vocab)."""
         vocab_size = self.policy.vocab_size
         if ids and not (min(ids) >= 0 and max(ids) < vocab_size):

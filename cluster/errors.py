@@ -21,7 +21,7 @@ class ExitCode(IntEnum):
 
 
 EXIT_CODE_MEANINGS: dict[ExitCode, str] = {
-    ExitCode.SCORED: "all rows scored",
+    ExitCode.SCORED: "all rows scored, or completed",
     ExitCode.USAGE: "usage or invalid input, before the start",
     ExitCode.ROW_ERRORS: "finished, with row errors within the budget",
     ExitCode.BUDGET_EXCEEDED: "error budget exceeded (--max-errors, --fail-fast); resumable",
@@ -56,6 +56,12 @@ ROW_FAULTS = frozenset(
         "token_out_of_range",
         "gold_out_of_range",
         "non_finite",
+        "invalid_setting",
+        "invalid_request",
+        "prompt_too_long",
+        "no_chat_template",
+        "chat_template",
+        "unsupported",
     }
 )
 OUR_FAULTS = frozenset({"out_of_memory", "replica_lost", "timeout", "internal"})

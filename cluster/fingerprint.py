@@ -42,7 +42,8 @@ def fingerprint(
     for i, file in enumerate(files):
         flat[f"inputs.{i}.label"] = file.label
         flat[f"inputs.{i}.sha256"] = file.sha256
-    return flat
+    # As it will be read again: JSON has no tuples.
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in flat.items()}
 
 
 def refuse_differences(old: Fingerprint, new: Fingerprint) -> None:

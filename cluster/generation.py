@@ -112,9 +112,25 @@ class GenerationClient:
         while not events:
             self._receive()
         event = events.popleft()
-        if isinstance(event, NotGenerated) or event.finish_reason is not None:
-            self._settled.setdefault(window, []).append(event.prompt)
+        self._note_end(window, event)
         return event
+
+    def take_events(self, window: int, timeout_s: float) -> list[Event]:
+        """What has come of a window and was not taken. Raises PoolError.
+
+        Waits up to timeout_s seconds while no window has anything.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        while not any(waiting.events for waiting in self._windows.values()):
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                break
+            self._receive(min(left_s, RETRY_S))
+        events = list(self._windows[window].events)
+        self._windows[window].events.clear()
+        for event in events:
+            self._note_end(window, event)
+        return events
 
     def cancel(self, window: int, item: int) -> None:
         """End one completion where it is; what came of it and was not taken is still handed on."""
@@ -133,6 +149,10 @@ class GenerationClient:
             # A router that does not hear this has died, and its successor never knew of the window.
             self._reach.router.cancel.remote(self._reach.client, window)
         self._forget(window)
+
+    def _note_end(self, window: int, event: Event) -> None:
+        if isinstance(event, NotGenerated) or event.finish_reason is not None:
+            self._settled.setdefault(window, []).append(event.prompt)
 
     def _forget(self, window: int) -> None:
         self._ledger.close(window)
@@ -185,14 +205,14 @@ class GenerationClient:
     # What comes
     # ----------------------------------------------------------------------------------------------------
 
-    def _receive(self) -> None:
+    def _receive(self, timeout_s: float = RETRY_S) -> None:
         """Wait for something to come from a replica or the router, and take it in. Raises PoolError."""
         if trouble := self._reach.home.trouble():
             raise PoolError(trouble)
         self._settle()
         self._ask()
         waiting = [*self._polls, self._router_poll]
-        done, _ = ray.wait(waiting, num_returns=1, timeout=RETRY_S)
+        done, _ = ray.wait(waiting, num_returns=1, timeout=timeout_s)
         more, _ = ray.wait(waiting, num_returns=len(waiting), timeout=0)
         for reference in dict.fromkeys([*done, *more]):
             if reference == self._router_poll:

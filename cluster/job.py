@@ -8,6 +8,7 @@ killed and however often. Lines depend on the row, the model and the settings al
 from __future__ import annotations
 
 from collections import deque
+from typing import Any
 
 from .errors import OUR_FAULTS, ErrorBudgetExceeded, InfrastructureError, Interrupted
 from .folder import JobFolder
@@ -45,6 +46,7 @@ class Job:
         self._settings = settings
         self._progress = progress
         self._interrupts = interrupts
+        self._kind = kind
         self._work = kind.begin(backend)
         self._parts = Parts(folder.work / "parts")
         self._journal = Journal(folder.work / "journal")
@@ -72,14 +74,19 @@ class Job:
             self._journal.sync()
             raise
         finally:
+            self._work.close()
             self._journal.close()
+
+    def figures(self, elapsed_s: float) -> dict[str, Any]:
+        """What the kind of work says of this run."""
+        return self._work.figures(elapsed_s)
 
     def publish(self) -> Tally:
         """Build the final files and hold them against what was read.
 
         Raises: InfrastructureError if input rows are not exactly the results and errors.
         """
-        publish(self._parts, self._folder.output)
+        publish(self._parts, self._folder.output, self._kind.error_line)
         tally = Tally.of_files(self._folder.output)
         if tally.ids != self._reader.ids:
             raise InfrastructureError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ from .settings import JobSettings, PoolRequest
 
 if TYPE_CHECKING:
     from .kinds import Backend, Kind
+    from .pool_backend import ChosenModel
 
 
 def epilog(title: str, policies: Mapping[str, str]) -> str:
@@ -29,8 +30,11 @@ def epilog(title: str, policies: Mapping[str, str]) -> str:
     )
 
 
-def run_on_pool(settings: JobSettings, kind: Kind, request: PoolRequest) -> int:
-    """Run the job on a pool of its own or a named one; print what it came to. Returns the exit code."""
+def run_on_pool(settings: JobSettings, kind_of: Callable[[ChosenModel], Kind], request: PoolRequest) -> int:
+    """Run the job on a pool of its own or a named one; print what it came to. Returns the exit code.
+
+    kind_of: the kind of work with a model that was found fit; raises UsageError if it does not fit the job.
+    """
     # Set before tokenizers starts its threads: it otherwise warns when Ray starts processes.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     from .closing import closing_lines
@@ -42,6 +46,7 @@ def run_on_pool(settings: JobSettings, kind: Kind, request: PoolRequest) -> int:
 
     request = of_named_pool(request)
     chosen = choose_model(settings, request)
+    kind = kind_of(chosen)
     for warning in chosen.warnings:
         typer.echo(f"warning: {warning}", err=True)
 

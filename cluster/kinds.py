@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from .encoding import Encoder, EncodingPolicy
 from .items import ScoringPool
 from .progress import PoolFigures
+from .prompt_streams import GeneratingPool
 from .rows import Fields, Row, RowFailure, Task
 
 
@@ -51,6 +52,16 @@ class Work(Protocol):
     def release(self, sent: Any) -> None:
         """Forget a window whose rows have all left."""
 
+    def figures(self, elapsed_s: float) -> dict[str, Any]:
+        """What summary.json says of this run beside rows and the pool's own figures."""
+
+    def close(self) -> None:
+        """No window is wanted any more. Twice is harmless."""
+
+
+class BatchPool(ScoringPool, GeneratingPool, Protocol):
+    """A pool that does every kind of work."""
+
 
 @dataclass(frozen=True, slots=True)
 class Backend:
@@ -60,7 +71,7 @@ class Backend:
     figures: asked about once a second.
     """
 
-    pool: ScoringPool
+    pool: BatchPool
     encoder: Encoder
     depth: int
     identity: Mapping[str, Any]
@@ -99,6 +110,10 @@ class Kind(Protocol):
 
     def characters(self, task: Task) -> int:
         """About how much memory a row's text takes."""
+
+    @property
+    def error_line(self) -> Callable[[bytes], bytes] | None:
+        """A failure's line as it is published; None: as it stands."""
 
     def begin(self, backend: Backend) -> Work:
         """Work on an open pool."""

@@ -15,6 +15,7 @@ ModelFile = Annotated[Path | None, Option("--model", help="Model file; default: 
 Replicas = Annotated[int | None, whole(1, 1024, help="Processes that hold the model; default: one.")]
 Depth = Annotated[int | None, whole(1, help="Loops to run; default: what the model was made for.")]
 Limit = Annotated[int | None, whole(0, help="Score the first N rows alone.")]
+LimitRows = Annotated[int | None, whole(0, help="Complete the first N rows alone.")]
 Resume = Annotated[bool, Option("--resume", help="Go on where a job in the folder stopped.")]
 Overwrite = Annotated[bool, Option("--overwrite", help="Replace a job in the folder.")]
 MaxErrors = Annotated[str | None, Option(help="Stop with exit code 4 beyond 20, 0.01 or 1% row errors.")]

@@ -6,9 +6,9 @@ import hashlib
 import os
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,10 +22,13 @@ from .config import PoolConfig
 from .config_file import shown
 from .encoding import Encoder, EncodingPolicy
 from .errors import InfrastructureError, UsageError
-from .items import Failed, Items, Scored, ScoringPool
-from .kinds import Backend, ModelChoice
+from .generate_items import Prompt
+from .generate_ledger import Event
+from .items import Failed, Items, Scored
+from .kinds import Backend, BatchPool, ModelChoice
 from .lanes import ReplicaMoment
 from .progress import PoolFigures
+from .prompt_streams import PromptStream
 from .settings import JobSettings, PoolRequest
 
 if TYPE_CHECKING:
@@ -48,6 +51,7 @@ class ChosenModel:
     encoder: Encoder
     choice: ModelChoice
     warnings: tuple[str, ...]
+    descriptor: Mapping[str, Any] = field(default_factory=dict)
 
 
 def choose_model(settings: JobSettings, request: PoolRequest) -> ChosenModel:
@@ -82,7 +86,7 @@ def choose_model(settings: JobSettings, request: PoolRequest) -> ChosenModel:
         "device": request.device,
     }
     choice = ModelChoice(identity, policy, _about(path, header, request))
-    return ChosenModel(path, depth, max_seq_len, Encoder(tokenizer, policy), choice, warnings)
+    return ChosenModel(path, depth, max_seq_len, Encoder(tokenizer, policy), choice, warnings, descriptor)
 
 
 def foreign_model(path: Path) -> str:
@@ -205,7 +209,7 @@ def _pool_config(chosen: ChosenModel, request: PoolRequest) -> PoolConfig:
 class JobPool:
     """A pool whose failures end a job with the right exit code."""
 
-    def __init__(self, pool: ScoringPool, failure: type[Exception]) -> None:
+    def __init__(self, pool: BatchPool, failure: type[Exception]) -> None:
         self._pool = pool
         self._failure = failure
 
@@ -214,14 +218,51 @@ class JobPool:
         try:
             self._pool.submit(window, items)
         except self._failure as error:
-            raise InfrastructureError(f"the pool failed: {error}: run again with --resume") from error
+            raise _failed(error) from error
+
+    def stream(self, prompts: Sequence[Prompt]) -> JobStream:
+        """As the pool's. Raises: InfrastructureError."""
+        try:
+            return JobStream(self._pool.stream(prompts), self._failure)
+        except self._failure as error:
+            raise _failed(error) from error
 
     def collect(self, timeout_s: float) -> list[Scored | Failed]:
         """As the pool's. Raises: InfrastructureError."""
         try:
             return self._pool.collect(timeout_s)
         except self._failure as error:
-            raise InfrastructureError(f"the pool failed: {error}: run again with --resume") from error
+            raise _failed(error) from error
+
+
+class JobStream:
+    """A stream whose failures end a job with the right exit code."""
+
+    def __init__(self, stream: PromptStream, failure: type[Exception]) -> None:
+        self._stream = stream
+        self._failure = failure
+
+    def take(self, timeout_s: float) -> list[Event]:
+        """As the stream's. Raises: InfrastructureError."""
+        try:
+            return self._stream.take(timeout_s)
+        except self._failure as error:
+            raise _failed(error) from error
+
+    def cancel(self, prompt: int) -> None:
+        """As the stream's. Raises: InfrastructureError."""
+        try:
+            self._stream.cancel(prompt)
+        except self._failure as error:
+            raise _failed(error) from error
+
+    def close(self) -> None:
+        """As the stream's."""
+        self._stream.close()
+
+
+def _failed(error: Exception) -> InfrastructureError:
+    return InfrastructureError(f"the pool failed: {error}: run again with --resume")
 
 
 class FigureSource:

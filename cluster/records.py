@@ -41,13 +41,13 @@ def result_line(result: RowResult, depth: int, *, token_logprobs: bool = False) 
             "n_windows": result.n_windows,
         }
         if token_logprobs:
-            fields["token_logprobs"] = [_finite_or_none(value) for value in result.token_logprobs]
-    return _dump(fields | _extra(row))
+            fields["token_logprobs"] = [finite_or_none(value) for value in result.token_logprobs]
+    return dump(fields | _extra(row))
 
 
 def failure_line(failure: RowFailure) -> bytes:
     """One line of errors.jsonl, with its line feed."""
-    return _dump(
+    return dump(
         {
             "class": failure.error_class,
             "id": failure.id,
@@ -77,7 +77,7 @@ def _pair_fields(encoded: Encoded, score: ItemScore, token_logprobs: bool) -> di
     if encoded.bos_truncated:
         fields["bos_truncated"] = True
     if token_logprobs:
-        fields["token_logprobs"] = [_finite_or_none(value) for value in score.token_logprobs]
+        fields["token_logprobs"] = [finite_or_none(value) for value in score.token_logprobs]
     return fields
 
 
@@ -103,13 +103,13 @@ def _choice_fields(choice: ChoiceResult, token_logprobs: bool) -> dict[str, Any]
     fields |= {
         "n_characters": choice.n_characters,
         "n_bytes": choice.n_bytes,
-        "logprob_per_character": _finite_or_none(values["acc_norm"]),
-        "logprob_per_byte": _finite_or_none(values["acc_bytes"]),
-        "logprob_per_token": _finite_or_none(values["acc_token"]),
+        "logprob_per_character": finite_or_none(values["acc_norm"]),
+        "logprob_per_byte": finite_or_none(values["acc_bytes"]),
+        "logprob_per_token": finite_or_none(values["acc_token"]),
     }
     if choice.unconditional is not None:
-        fields["logprob_unconditional"] = _finite_or_none(choice.unconditional.logprob)
-        fields["pmi"] = _finite_or_none(values["acc_pmi"])
+        fields["logprob_unconditional"] = finite_or_none(choice.unconditional.logprob)
+        fields["pmi"] = finite_or_none(values["acc_pmi"])
     return fields
 
 
@@ -119,7 +119,8 @@ def _number(name: str, value: float) -> dict[str, Any]:
     return {name: None, f"{name}_reason": "neg_inf"}
 
 
-def _finite_or_none(value: float) -> float | None:
+def finite_or_none(value: float) -> float | None:
+    """A number that JSON has."""
     return value if math.isfinite(value) else None
 
 
@@ -127,7 +128,8 @@ def _extra(row: Row) -> dict[str, Any]:
     return {"extra": row.extra} if row.extra else {}
 
 
-def _dump(fields: dict[str, Any]) -> bytes:
+def dump(fields: dict[str, Any]) -> bytes:
+    """A line of ASCII JSON with its line feed."""
     return (
         json.dumps(fields, ensure_ascii=True, allow_nan=False, separators=(", ", ": ")).encode("ascii")
         + b"\n"

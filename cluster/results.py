@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from .durable import disk_errors, readable, sync_folder, write_durably
@@ -113,8 +113,9 @@ def _checked_lines(path: Path) -> Iterator[bytes]:
         )
 
 
-def publish(parts: Parts, output: Path) -> None:
-    """Write results.jsonl and errors.jsonl, each by one rename."""
+def publish(parts: Parts, output: Path, error_line: Callable[[bytes], bytes] | None = None) -> None:
+    """Write results.jsonl and errors.jsonl, each by one rename. error_line: a failure as it is published."""
     write_durably(output / "results.jsonl", parts.results())
-    write_durably(output / "errors.jsonl", parts.failures())
+    failures = parts.failures()
+    write_durably(output / "errors.jsonl", map(error_line, failures) if error_line else failures)
     sync_folder(output)

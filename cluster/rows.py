@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from .completion_task import Completion
 from .errors import RowError
 
 Fields = dict[str, Any]
@@ -68,12 +69,13 @@ WANTED = {
     "continuation": "text",
 }
 
-Task = Continuation | TokenContinuation | Choices | Text
+Task = Continuation | TokenContinuation | Choices | Text | Completion
 TASK_NAMES: dict[type, str] = {
     Continuation: "continuation",
     TokenContinuation: "continuation",
     Choices: "choices",
     Text: "text",
+    Completion: "completion",
 }
 
 
@@ -173,7 +175,7 @@ def take_id(fields: Fields) -> str | None:
         return None
     if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
         raise RowError(
-            "wrong_type", f"{name} is {_shown(value)}: a text that is not empty, or an integer, is taken"
+            "wrong_type", f"{name} is {shown(value)}: a text that is not empty, or an integer, is taken"
         )
     try:
         return _checked_text(name, str(value))
@@ -190,9 +192,7 @@ def parse_task(fields: Fields, *, replace_surrogates: bool = False) -> tuple[Tas
     """
 
     def text(name: str, value: object) -> str:
-        if not isinstance(value, str):
-            raise RowError("wrong_type", f"{name} is {_shown(value)}: text is needed")
-        return _replaced(value) if replace_surrogates else _checked_text(name, value)
+        return read_text(name, value, replace_surrogates=replace_surrogates)
 
     if "context_ids" in fields or "continuation_ids" in fields:
         return _token_continuation(fields), fields
@@ -220,7 +220,7 @@ def _context(fields: Fields, text: Callable[[str, object], str]) -> str:
 def _choices(context: str, fields: Fields, text: Callable[[str, object], str]) -> Choices:
     values = _take(fields, "choices")
     if not isinstance(values, list) or not values:
-        raise RowError("wrong_type", f"choices is {_shown(values)}: a list of at least one text is needed")
+        raise RowError("wrong_type", f"choices is {shown(values)}: a list of at least one text is needed")
     choices = tuple(text(f"choices[{i}]", value) for i, value in enumerate(values))
     for i, choice in enumerate(choices):
         if not choice:
@@ -230,7 +230,7 @@ def _choices(context: str, fields: Fields, text: Callable[[str, object], str]) -
     gold = fields.pop("gold", None)
     if gold is not None:
         if isinstance(gold, bool) or not isinstance(gold, int):
-            raise RowError("wrong_type", f"gold is {_shown(gold)}: the index of a choice is needed")
+            raise RowError("wrong_type", f"gold is {shown(gold)}: the index of a choice is needed")
         if not 0 <= gold < len(choices):
             raise RowError("gold_out_of_range", f"gold is {gold}, choices are 0..{len(choices) - 1}")
     return Choices(context, choices, gold)
@@ -242,13 +242,21 @@ def _token_continuation(fields: Fields) -> TokenContinuation:
         raise RowError(
             "wrong_type", f"row has ids and also {', '.join(clash)}: give both sides as ids or as text"
         )
-    return TokenContinuation(_ids(fields, "context_ids"), _ids(fields, "continuation_ids"))
+    return TokenContinuation(take_ids(fields, "context_ids"), take_ids(fields, "continuation_ids"))
 
 
-def _ids(fields: Fields, name: str) -> tuple[int, ...]:
+def read_text(name: str, value: object, *, replace_surrogates: bool = False) -> str:
+    """A text that UTF-8 can hold. Raises: RowError wrong_type or invalid_unicode."""
+    if not isinstance(value, str):
+        raise RowError("wrong_type", f"{name} is {shown(value)}: text is needed")
+    return _replaced(value) if replace_surrogates else _checked_text(name, value)
+
+
+def take_ids(fields: Fields, name: str) -> tuple[int, ...]:
+    """Remove and return a list of whole numbers. Raises: RowError missing_field or wrong_type."""
     values = _take(fields, name)
     if not isinstance(values, list) or any(isinstance(v, bool) or not isinstance(v, int) for v in values):
-        raise RowError("wrong_type", f"{name} is {_shown(values)}: a list of integers is needed")
+        raise RowError("wrong_type", f"{name} is {shown(values)}: a list of integers is needed")
     return tuple(values)
 
 
@@ -280,6 +288,7 @@ def _replaced(value: str) -> str:
     return value if value.isascii() else value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def _shown(value: object) -> str:
-    shown = json.dumps(value)
-    return shown if len(shown) <= 60 else shown[:57] + "..."
+def shown(value: object) -> str:
+    """A value as it stands in JSON, cut to what a message can hold."""
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."

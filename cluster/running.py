@@ -167,6 +167,7 @@ def _summary(
         if elapsed_s > 0
         else None,
         "tokens_submitted": job.num_tokens,
+        **job.figures(elapsed_s),
         "pool": {
             "replicas": figures.replicas,
             "replicas_alive": figures.replicas_alive,

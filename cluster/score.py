@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from .completion_task import Completion
 from .encoding import POLICIES
 from .kinds import Backend, ModelChoice, OpenBackend
 from .progress import Display
@@ -36,12 +37,17 @@ class ScoreKind:
         return parse_task(fields, replace_surrogates=self.settings.replace_surrogates)
 
     def characters(self, task: Task) -> int:
+        assert not isinstance(task, Completion)
         if isinstance(task, Text):
             return len(task.text)
         if isinstance(task, TokenContinuation):
             return 8 * (len(task.context_ids) + len(task.continuation_ids))
         continuations = task.choices if isinstance(task, Choices) else (task.continuation,)
         return len(task.context) + sum(len(text) for text in continuations)
+
+    @property
+    def error_line(self) -> None:
+        return None
 
     def begin(self, backend: Backend) -> ScoreWork:
         return ScoreWork(backend, self.settings)
@@ -63,6 +69,13 @@ class ScoreWork(Scorer):
                 line = result_line(outcome, self.depth, token_logprobs=self.options.token_logprobs)
                 lines.append((outcome.row.number, line))
         return lines
+
+    def figures(self, elapsed_s: float) -> dict[str, Any]:
+        """Nothing beside what every job says."""
+        return {}
+
+    def close(self) -> None:
+        """The pool itself ends what it was sent."""
 
 
 def run_score(

@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from .completion_summary import CompletionTally
+from .openai_records import native_view
+
 METRICS = ("acc", "acc_norm", "acc_bytes", "acc_token", "acc_pmi")
 
 
@@ -195,7 +198,7 @@ class Tally:
             tally._add_results(file)
         with (output / "errors.jsonl").open("rb") as file:
             for line in file:
-                failure = json.loads(line)
+                failure = native_view(json.loads(line))
                 tally.ids.add(failure["id"])
                 tally.failures[failure["class"]] += 1
         return tally
@@ -220,11 +223,12 @@ class Tally:
 
     def add(self, result: dict[str, Any]) -> None:
         """Count one line of results.jsonl."""
+        result = native_view(result)
         self.ids.add(result["id"])
         self.results += 1
         key = result["file"], result["task"]
         if key not in self.groups:
-            self.groups[key] = GroupTally()
+            self.groups[key] = CompletionTally() if result["task"] == "completion" else GroupTally()
         self.groups[key].add(result)
 
     def _warnings(self) -> list[str]:

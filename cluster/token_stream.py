@@ -16,6 +16,7 @@ class EventSource(Protocol):
     """Where events come from, by window."""
 
     def next_event(self, window: int) -> Event: ...
+    def take_events(self, window: int, timeout_s: float) -> list[Event]: ...
     def cancel(self, window: int, item: int) -> None: ...
     def close(self, window: int) -> None: ...
 
@@ -44,6 +45,17 @@ class TokenStream:
         if isinstance(event, NotGenerated) or event.finish_reason is not None:
             self._left -= 1
         return event
+
+    def take(self, timeout_s: float) -> list[Event]:
+        """Events that came and were not read; waits up to timeout_s seconds while the pool has none at all.
+
+        Empty for ever after the last one. Raises PoolError.
+        """
+        if self._left == 0:
+            return []
+        events = self._source.take_events(self._window, timeout_s)
+        self._left -= sum(isinstance(e, NotGenerated) or e.finish_reason is not None for e in events)
+        return events
 
     def cancel(self, prompt: int) -> None:
         """Need no more of one completion: its last event says "cancelled", unless it has ended before."""

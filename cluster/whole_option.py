@@ -1,4 +1,4 @@
-"""A number on the command line."""
+"""Numbers on the command line."""
 
 from __future__ import annotations
 
@@ -32,6 +32,27 @@ class Whole:
     def range(self) -> str:
         """As "x>=1" or "1<=x<=1024"."""
         return f"x>={self.least}" if self.most is None else f"{self.least}<=x<={self.most}"
+
+
+@dataclass(frozen=True, slots=True)
+class Real:
+    """Reads a number with a fraction or without, in ASCII digits; its range is checked where it is used."""
+
+    __name__: ClassVar[str] = "number"  # what usage errors call its values
+
+    def __call__(self, text: str | float) -> float:
+        """Raises: typer.BadParameter that says what is wrong. A default comes as the number that it is."""
+        from ..native.digits import parse_real
+
+        try:
+            return parse_real(text) if isinstance(text, str) else text
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from None
+
+
+def real(*, help: str) -> Any:
+    """An option of a command that takes such a number."""
+    return typer.Option(parser=Real(), metavar="NUMBER", help=help)
 
 
 def whole(least: int, most: int | None = None, *, help: str) -> Any:

@@ -30,7 +30,7 @@ from tinyloop.cluster.progress import (
 )
 from tinyloop.cluster.settings import ErrorBudget, PoolRequest, ScoreSettings, UsageError, parse_window
 from tinyloop.cluster.summary import GroupTally
-from tinyloop.cluster.whole_option import Whole
+from tinyloop.cluster.whole_option import Real, Whole
 from tinyloop.native.format import read_header
 from tinyloop.native.models import default_model_path
 
@@ -269,7 +269,7 @@ def test_every_number_of_the_command_line_has_the_one_reader() -> None:
     assert {name for _, name, _ in found} > IN_TEXT
     assert len(found) > 14
     for command, name, how in found:
-        assert name in IN_TEXT or isinstance(how.parser, Whole), f"{command} {name}"
+        assert name in IN_TEXT or isinstance(how.parser, Whole | Real), f"{command} {name}"
 
 
 def test_numbers_out_of_range_are_told_the_range(
@@ -294,6 +294,7 @@ def test_numbers_in_other_digits_are_usage_errors(
 ) -> None:
     before = {
         "score": ["-i", "rows.jsonl", "-o", str(tmp_path / "out")],
+        "generate": ["-i", "rows.jsonl", "-o", str(tmp_path / "out")],
         "convert": [str(tmp_path), str(tmp_path / "m.tloop")],
         "plan": [],
         "scale": [],
