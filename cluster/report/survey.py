@@ -99,11 +99,11 @@ class Survey:
             guessing.chance += 1 / len(choices)
 
     def _generation(self, row: Mapping[str, Any]) -> None:
-        reason = row_fields.finish_reason(row)
-        if reason is not None:
-            self.finish_reasons[reason] += 1
-        if (length := row_fields.num_generated(row)) is not None:
-            self.lengths.add(length)
+        for one in row_fields.completions_of(row):
+            if isinstance(reason := one.get("finish_reason"), str):
+                self.finish_reasons[reason] += 1
+            if (length := row_fields.number(one.get("n_tokens"))) is not None:
+                self.lengths.add(length)
 
     def _weigh(self, row: Mapping[str, Any]) -> None:
         # The number in between breaks ties by order of the file, before anything that cannot be compared.
