@@ -262,10 +262,11 @@ class Tally:
 
     def _add_results(self, lines: Iterable[bytes]) -> None:
         for line in lines:
-            self.add(native_view(_DECODER.decode(line.decode())))
+            self.add(_DECODER.decode(line.decode()))
 
     def add(self, result: dict[str, Any]) -> None:
-        """Count one line of results, as a native one."""
+        """Count one line of results, in whatever style."""
+        result = native_view(result)
         self.ids.add(result["id"])
         self.results += 1
         if result["task"] != "completion":

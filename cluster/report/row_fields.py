@@ -83,16 +83,12 @@ def tokens_of(row: Fields) -> int:
     return int(sum(counted))
 
 
-def finish_reason(row: Fields) -> str | None:
-    """Why a completion ended."""
-    reason = row.get("finish_reason")
-    return reason if isinstance(reason, str) else None
-
-
-def num_generated(row: Fields) -> float | None:
-    """Tokens of a completion."""
-    value = number(row.get("n_generated"))
-    return number(row.get("n_completion")) if value is None else value
+def completions_of(row: Fields) -> list[Fields]:
+    """What was generated for a row, once or several times."""
+    several = row.get("completions")
+    if isinstance(several, list):
+        return [one for one in several if isinstance(one, Mapping)]
+    return [row] if task_of(row) == "completion" else []
 
 
 def _ratio(total: Any, count: Any) -> Iterator[float]:

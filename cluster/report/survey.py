@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from heapq import heappush, heappushpop
 from typing import Any
 
+from ..openai_records import native_view
 from . import row_fields
 
 # Values that a histogram is made of; beyond, a uniform sample of them (reservoir), which is said.
@@ -64,8 +65,8 @@ class Survey:
     def add_line(self, line: bytes) -> dict[str, Any] | None:
         """Count one line of results.jsonl. Returns its fields, None if it is unreadable."""
         try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
+            row = native_view(json.loads(line))
+        except (ValueError, RecursionError, LookupError, TypeError):
             row = None
         if not isinstance(row, dict) or not isinstance(row.get("id"), str):
             self.unreadable += 1
@@ -98,11 +99,11 @@ class Survey:
             guessing.chance += 1 / len(choices)
 
     def _generation(self, row: Mapping[str, Any]) -> None:
-        reason = row_fields.finish_reason(row)
-        if reason is not None:
-            self.finish_reasons[reason] += 1
-        if (length := row_fields.num_generated(row)) is not None:
-            self.lengths.add(length)
+        for one in row_fields.completions_of(row):
+            if isinstance(reason := one.get("finish_reason"), str):
+                self.finish_reasons[reason] += 1
+            if (length := row_fields.number(one.get("n_tokens"))) is not None:
+                self.lengths.add(length)
 
     def _weigh(self, row: Mapping[str, Any]) -> None:
         # The number in between breaks ties by order of the file, before anything that cannot be compared.
@@ -128,7 +129,7 @@ def survey_failures(lines: Iterable[bytes]) -> dict[str, ErrorClass]:
     classes: dict[str, ErrorClass] = {}
     for line in lines:
         try:
-            failure = json.loads(line)
+            failure = native_view(json.loads(line))
             name = str(failure["class"])
         except (ValueError, LookupError, TypeError, RecursionError):
             name, failure = "unreadable line", {"message": repr(line[:200])}

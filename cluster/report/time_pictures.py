@@ -236,8 +236,9 @@ def _lane(lane: Lane, axis: Axis, y: float, deaths: Sequence[Death]) -> list[Mar
     ups = [i for i in lane.intervals if i.state in (BUSY, READY, DRAINING)]
     up_s = sum(i.end_s - i.begin_s for i in ups)
     share = f", engine busy {percent(min(1.0, sum(i.busy_s for i in ups) / up_s), 0)}" if up_s > 0 else ""
-    host = f" on {cut(lane.host, 24)}" if lane.host else ""
-    label = tag("text", f"replica {lane.slot}{host}{share}", x="0", y=y + LABEL - 3, class_="lane-label")
+    # As long as a phone is wide, no longer: SVG does not wrap.
+    host = f", on {cut(lane.host, 16)}" if lane.host else ""
+    label = tag("text", f"replica {lane.slot}{share}{host}", x="0", y=y + LABEL - 3, class_="lane-label")
     intervals = [_interval(i, axis, y + LABEL) for i in lane.intervals]
     # A replica is replaced at once, so a look a second later finds it loading: its death is a mark of its
     # own.
@@ -274,10 +275,9 @@ def _window(window: WindowTimes, axis: Axis, y: float) -> list[Markup]:
     half = window.half_s if window.half_s is not None else back
     # Merged neighbours overlap: half of the last one may be before the sending of the first.
     half = min(max(half, window.sent_s), back)
-    name = f"{window.windows} windows from row {window.begin + 1:,}" if window.windows > 1 else (
-        f"rows from {window.begin + 1:,}")  # fmt: skip
-    text = f"{name}: {window.rows:,} rows, {short(window.tokens)} tokens, {duration(back - window.sent_s)}"
-    last = tag("title", f"last row back: {cut(window.last_id, 80)}")
+    many = f"{window.windows} windows, " if window.windows > 1 else ""
+    text = f"{many}row {window.begin + 1:,}: {short(window.rows)} rows, {duration(back - window.sent_s)}"
+    last = tag("title", f"{short(window.tokens)} tokens; last row back: {cut(window.last_id, 80)}")
     spans: Sequence[tuple[float, float, str]] = (
         (window.sent_s, half, "first-half"),
         (half, back, "second-half"),
