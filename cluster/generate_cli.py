@@ -109,6 +109,10 @@ def generate(
         defaults = take_settings(asked, CompletionSettings())
     except RowError as error:
         raise UsageError(f"cannot generate as asked: {error.message}") from error
+    if result_style == "openai" and output_format != "jsonl":
+        raise UsageError(
+            f"--result-style openai writes lines of JSON, and --output-format is {output_format!r}: leave one out"
+        )
     settings = GenerateSettings(
         inputs=tuple(input),
         **output_of(output, work_dir),

@@ -7,7 +7,7 @@ import hashlib
 import hmac
 import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
@@ -141,7 +141,7 @@ async def _answer(request: Request, service: Service, body: CompletionRequest | 
     )
 
 
-async def _events(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def _events(first: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:
     """Events of a stream that has begun; a failure is its last event."""
     try:
         yield first
@@ -154,7 +154,7 @@ async def _events(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[byt
         yield event(ApiFault(500, "the server made a mistake: its log says more").body)
     finally:
         # Leaves what the pool still does for it.
-        await rest.aclose()  # type: ignore[attr-defined]
+        await rest.aclose()
 
 
 async def _while_there(request: Request, work: Awaitable[Value]) -> Value:

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from ..generate_items import Prompt
@@ -40,7 +41,8 @@ class Client(Pool, Protocol):
     def close(self) -> None: ...
 
 
-class Failures(Protocol):
+@dataclass(frozen=True, slots=True)
+class Failures:
     """Exceptions of the pool: gone, and full."""
 
     gone: type[Exception]

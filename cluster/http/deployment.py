@@ -20,7 +20,7 @@ from ..pool import ReplicaPool
 from ..pool_backend import ChosenModel, choose_model
 from ..settings import JobSettings, PoolRequest
 from .app import Guard, make_app
-from .bridge import Bridge
+from .bridge import Bridge, Failures
 from .plans import Planner
 from .service import Served, Service
 
@@ -71,11 +71,6 @@ def with_hashed_keys(config: FaceConfig) -> FaceConfig:
     return config.model_copy(update={"api_key_file": None, "api_key_hashes": config.api_key_hashes + hashes})
 
 
-class _PoolFailures:
-    gone: type[Exception] = PoolError
-    full: type[Exception] = PoolFull
-
-
 def _chosen(config: FaceConfig) -> ChosenModel:
     """The pool's model as this process reads it. Raises: UsageError, InfrastructureError."""
     request = of_named_pool(PoolRequest(name=config.pool, model=config.model))
@@ -106,7 +101,9 @@ class Face:
         """config: a FaceConfig with hashed keys, as JSON. Raises what stops it, which Serve then tells."""
         self._config = FaceConfig.model_validate(config)
         chosen = _chosen(self._config)
-        self._bridge = Bridge(_connector(self._config, chosen), _PoolFailures, self._config.max_queue)
+        self._bridge = Bridge(
+            _connector(self._config, chosen), Failures(PoolError, PoolFull), self._config.max_queue
+        )
         self._bridge.start()
         model = GenerationModel.of(chosen.descriptor, chosen.depth, chosen.encoder)
         identity = chosen.choice.identity

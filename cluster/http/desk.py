@@ -119,7 +119,8 @@ class Desk:
 
     def _gather_scores(self) -> list[ScoreTicket]:
         """The ticket that has waited longest, and others of its depth: a window has one."""
-        depth, room, taken = self._scores[0].depth, WINDOW_TOKENS, []
+        depth, room = self._scores[0].depth, WINDOW_TOKENS
+        taken: list[ScoreTicket] = []
         for ticket in [one for one in self._scores if one.depth == depth]:
             tokens = sum(map(len, ticket.texts))
             if taken and tokens > room:

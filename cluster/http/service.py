@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -65,7 +65,7 @@ class Service:
                 answer.keep(index, delta)
         return answer.whole()
 
-    async def stream(self, body: Body) -> AsyncIterator[bytes]:
+    async def stream(self, body: Body) -> AsyncGenerator[bytes, None]:
         """The answer as server-sent events; the first comes with the first text. Raises ApiFault."""
         answer = await self._begin(body)
         opened: set[int] = set()
@@ -147,7 +147,7 @@ class _Answer:
     def usage(self) -> dict[str, int]:
         return usage(self._plan.prompt_tokens, sum(choice.num_tokens for choice in self._choices))
 
-    async def deltas(self) -> AsyncIterator[tuple[int, Delta]]:
+    async def deltas(self) -> AsyncGenerator[tuple[int, Delta], None]:
         """What comes, by choice. Leaving it early cancels the rest. Raises ApiFault."""
         plan = self._plan
         prompts = [request for one in plan.asked for request in one.requests]
@@ -172,7 +172,7 @@ class _Answer:
         tells_top = self._plan.logprobs == 1
         return Choice(self._texts.vocabulary, self._plan.stops, tells_top=tells_top, base=base)
 
-    async def _generated(self, completions: Completions) -> AsyncIterator[tuple[int, Delta]]:
+    async def _generated(self, completions: Completions) -> AsyncGenerator[tuple[int, Delta], None]:
         left = len(self._choices)
         while left:
             for came in await self._in_time(completions.take()):

@@ -20,7 +20,7 @@ from tinyloop.cluster.encoding import Encoder, EncodingPolicy
 from tinyloop.cluster.fleet import PoolError, PoolFull
 from tinyloop.cluster.generate_items import Prompt, Tokens
 from tinyloop.cluster.http.app import Guard, make_app
-from tinyloop.cluster.http.bridge import Bridge
+from tinyloop.cluster.http.bridge import Bridge, Failures
 from tinyloop.cluster.http.plans import Planner
 from tinyloop.cluster.http.service import Served, Service
 from tinyloop.cluster.items import Items, Scored
@@ -115,11 +115,6 @@ class ModelClient:
         self.closed += 1
 
 
-class Failures:
-    gone: type[Exception] = PoolError
-    full: type[Exception] = PoolFull
-
-
 class Face:
     """A server without a socket."""
 
@@ -132,7 +127,7 @@ class Face:
         loops = int(str(descriptor["loops"]))
         planner = Planner(encoder, GenerationModel.of(descriptor, loops, encoder))
         self.client = client
-        self.bridge = Bridge(lambda: client, Failures, limit)
+        self.bridge = Bridge(lambda: client, Failures(PoolError, PoolFull), limit)
         self.bridge.start()
         served = Served("m", "print", 1, WINDOW, loops, deadline_s)
         keys = (hashlib.sha256(KEY.encode()).digest(),)
