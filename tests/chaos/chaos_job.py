@@ -1,6 +1,7 @@
 """A score job over a named pool of fake models, as a program that can be killed.
 
-One argument, JSON: pool, address (of Ray), rows, output. It resumes what lies in the output folder.
+One argument, JSON: pool, address (of Ray), rows, output, perhaps window (in rows). It resumes what lies
+in the output folder.
 """
 
 from __future__ import annotations
@@ -54,9 +55,9 @@ class Oracle:
         ]
 
 
-def settings_of(rows: Path, output: Path) -> ScoreSettings:
+def settings_of(rows: Path, output: Path, window_rows: int = WINDOW_ROWS) -> ScoreSettings:
     return ScoreSettings(
-        inputs=(str(rows),), output=output, resume=True, max_window_rows=WINDOW_ROWS, depth=DEPTH
+        inputs=(str(rows),), output=output, resume=True, max_window_rows=window_rows, depth=DEPTH
     )
 
 
@@ -71,7 +72,8 @@ def main() -> int:
     client.LONGEST_POLL_S, client.ROUTER_ANSWER_S = 1.0, 4.0
     try:
         with ReplicaPool.connect(arguments["pool"], arguments["address"]) as pool:
-            settings = settings_of(Path(arguments["rows"]), Path(arguments["output"]))
+            window_rows = arguments.get("window", WINDOW_ROWS)
+            settings = settings_of(Path(arguments["rows"]), Path(arguments["output"]), window_rows)
             return int(score(settings, JobPool(pool, PoolError))["exit_code"])  # type: ignore[arg-type]
     except (JobError, PoolError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)

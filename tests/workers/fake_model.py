@@ -6,7 +6,7 @@ The model file is JSON: {"vocab": 1000, "bytes_per_token": 100, "memory_bytes": 
 "marker": path, "fail_load": text, "numerics": "fake"}. exit_on ends the process; stop_on freezes it, once for
 each marker file. disturb: a folder; a file in it named exception-N, oom-N or hang-N is taken away by one
 call, and happens to it. log: a file in which every call notes its process and when it began, in seconds of
-the monotonic clock.
+the monotonic clock. work: a file in which every call of score and prefix notes the rows that it computes.
 """
 
 from __future__ import annotations
@@ -247,6 +247,7 @@ class FakeModel:
                 values[-1] = np.nan
             parts.append(values)
             self.counters["rows"] += len(own) - 1
+        self._note_work(len(token_ids) - len(n_scored))
         joined = np.concatenate(parts)
         ends = np.cumsum([0, *(len(part) for part in parts)], dtype=np.int64)
         return FakeScores(joined, joined > np.float32(-1), ends)
@@ -264,6 +265,7 @@ class FakeModel:
             )
         self.used_bytes += made.bytes
         self.counters["rows"] += len(token_ids)
+        self._note_work(len(token_ids))
         return made
 
     def generation(self, max_batch: int | None = None) -> FakeBatch:
@@ -272,6 +274,11 @@ class FakeModel:
 
     def close(self) -> None:
         self.closed = True
+
+    def _note_work(self, rows: int) -> None:
+        if "work" in self.config:
+            with open(self.config["work"], "a") as work:
+                work.write(f"{rows}\n")
 
     def _enter(self, token_ids: NDArray[np.int32]) -> None:
         assert threading.get_ident() == self._owner, "a model is used by the thread that made it"
