@@ -11,7 +11,7 @@ from typing import Any
 
 from .encoding import Encoder
 from .items import CancellingPool, ScoringPool
-from .row_stream import stream_rows
+from .row_stream import RowWork, stream_rows
 from .rows import Fields, Row, RowFailure, Task, parse_task
 from .tasks import RowPlan, RowResult, TaskOptions, encode_rows
 from .window import Window
@@ -93,4 +93,5 @@ def score_rows(
     """
     rows = list(rows)
     scorer = Scorer(pool, encoder, depth, options)
-    return list(stream_rows(scorer, rows, window_rows=max(len(rows), 1)))
+    work: RowWork[RowResult] = scorer
+    return list(stream_rows(work, rows, window_rows=max(len(rows), 1)))
