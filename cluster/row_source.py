@@ -61,7 +61,7 @@ def index_of(rows: RowSource) -> Any:
 def _of_frame(frame: pandas.DataFrame, fields: Sequence[str]) -> pyarrow.Table:
     import pyarrow
 
-    chosen = frame[[name for name in fields if name in frame.columns]]
+    chosen = frame[_chosen(frame.columns, fields)]
     if "gold" in chosen and chosen["gold"].dtype.kind == "f":
         # What pandas makes of whole numbers as soon as one is missing.
         whole = chosen["gold"].dropna()
@@ -76,14 +76,18 @@ def _of_frame(frame: pandas.DataFrame, fields: Sequence[str]) -> pyarrow.Table:
 
 
 def _of_table(table: pyarrow.Table, fields: Sequence[str]) -> Iterator[Mapping[str, Any]]:
-    chosen = table.select([name for name in fields if name in table.column_names])
-    if not chosen.column_names:
-        raise UsageError(
-            f"no column of the table is a field of a row: found {', '.join(map(str, table.column_names))}: "
-            f"name them {', '.join(fields)}"
-        )
+    chosen = table.select(_chosen(table.column_names, fields))
     return (
         {name: value for name, value in row.items() if value is not None}
         for batch in chosen.to_batches(max_chunksize=1024)
         for row in batch.to_pylist()
+    )
+
+
+def _chosen(columns: Iterable[Any], fields: Sequence[str]) -> list[str]:
+    found = [str(name) for name in columns]
+    if chosen := [name for name in fields if name in found]:
+        return chosen
+    raise UsageError(
+        f"no column of the table is a field of a row: found {', '.join(found)}: name them {', '.join(fields)}"
     )

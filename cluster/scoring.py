@@ -14,7 +14,7 @@ from ..workers.effort import Effort
 from .depth_rule import refuse_ungated
 from .encoding import Encoder
 from .items import CancellingPool, ScoringPool
-from .row_stream import stream_rows
+from .row_stream import RowWork, stream_rows
 from .rows import Fields, Row, RowFailure, Task, parse_task
 from .tasks import RowPlan, RowResult, TaskOptions, encode_rows
 from .window import Window
@@ -105,4 +105,5 @@ def score_rows(
         options = replace(options or TaskOptions(), effort=cascade)
     rows = list(rows)
     scorer = Scorer(pool, encoder, depth, options)
-    return list(stream_rows(scorer, rows, window_rows=max(len(rows), 1)))
+    work: RowWork[RowResult] = scorer
+    return list(stream_rows(work, rows, window_rows=max(len(rows), 1)))
