@@ -24,6 +24,7 @@ from .policies import POLICIES
 from .pool_cli import add_commands
 from .report_cli import add_commands as add_reports
 from .rolling import RollingPolicy
+from .serve_cli import add_commands as add_serve
 from .settings import ErrorBudget, PoolRequest, ScoreSettings, parse_retry, parse_window
 from .submit_cli import add_commands as add_submit
 from .whole_option import whole
@@ -46,6 +47,7 @@ add_submit(app)
 add_harness(app)
 add_generate(app)
 add_reports(app)
+add_serve(app)
 
 SCORE_EPILOG = epilog("What is done to text, and how deep it goes:", POLICIES)
 

@@ -19,9 +19,9 @@ import ray
 
 from ..workers.effort import GroupedTokens, fault_of_groups, grouped_payload
 from ..workers.wire import OLDEST
-from .fleet import PoolError
+from .fleet import PoolError, PoolFull
 from .generate_items import Generated, NotGenerated, Prompt
-from .generation import GenerationClient, Reach
+from .generation import FULL_WAIT_S, GenerationClient, Reach
 from .homes import Home
 from .items import Failed, Int32Array, Items, Scored
 from .ledger import Ledger
@@ -81,6 +81,41 @@ class PoolClient:
         if not self._send(window, np.arange(len(items), dtype=np.int32), first=True):
             self._recover_router()
 
+    def offer(self, window: int, items: Items) -> None:
+        """Hand one window in without waiting for room. Raises as submit(); PoolFull if there is none."""
+        self._check(window, items)
+        if self._ledger.windows_in_flight >= WINDOWS_IN_FLIGHT:
+            raise PoolFull(f"window {window} was not taken: {WINDOWS_IN_FLIGHT} are in flight")
+        self._ledger.open(window, items)
+        if not len(items):
+            return
+        self._tokens[window] = [ray.put(_payload(items))]
+        message = self._message(window, np.arange(len(items), dtype=np.int32), first=True)
+        answer = self._submitted(message, self._tokens[window])
+        if answer == FULL:
+            self._ledger.drop(window)
+            del self._tokens[window]
+            raise PoolFull(f"window {window} was not taken: the pool holds all the items that it can")
+        if answer != TAKEN:
+            self._recover_router()
+
+    @property
+    def windows_in_flight(self) -> int:
+        """Submitted windows with items that have not come back."""
+        return self._ledger.windows_in_flight
+
+    def pump(self, timeout_s: float) -> list[Scored | Failed]:
+        """One wait for windows and streams alike, of timeout_s seconds at most. Raises PoolError.
+
+        Returns what has finished of windows; events of a stream are then there for its take(0).
+        """
+        self._generation.receive(self._until_next_deadline(timeout_s))
+        self._time_out()
+        self._close_finished()
+        collected = list(self._collected)
+        self._collected.clear()
+        return collected
+
     def cancel(self, window: int) -> int:
         """Give a window up. Returns how many of its items had not been collected; they never will be."""
         waiting = [part for part in self._collected if part.window == window]
@@ -109,11 +144,15 @@ class PoolClient:
         """
         return gather(self.stream(prompts), len(prompts))
 
-    def stream(self, prompts: Sequence[Prompt]) -> TokenStream:
-        """Begin to generate; the stream's events bring ids as they come. Raises as generate()."""
+    def stream(self, prompts: Sequence[Prompt], *, room_s: float = FULL_WAIT_S) -> TokenStream:
+        """Begin to generate; the stream's events bring ids as they come. Raises as generate().
+
+        room_s: seconds to wait while the pool is full; PoolFull then.
+        """
         if self._closed:
             raise PoolError("the pool is closed")
-        return TokenStream(self._generation, self._generation.submit(prompts), len(prompts))
+        window = self._generation.submit(prompts, room_s=room_s)
+        return TokenStream(self._generation, window, len(prompts))
 
     def _reach(self) -> Reach:
         return Reach(
@@ -177,18 +216,21 @@ class PoolClient:
 
     def _send(self, window: int, chosen: Int32Array, *, first: bool = False) -> bool:
         """Submit items of a window. False if the router does not know this client, or died."""
-        facts = self._home.facts
-        rules = CutRules(facts.digest, int(facts.descriptor["vocab_size"]), self._home.build_overhead_rows)
-        items = self._ledger.items(window)
-        head = cut_window(items, rules, client=self._client, window=window, chosen=items.units_of(chosen))
-        self._ledger.ideal_rows += head.ideal_rows if first else 0
-        message, incarnation = encode_window(head), self._incarnation
+        message, incarnation = self._message(window, chosen, first=first), self._incarnation
         while (answer := self._submitted(message, self._tokens[window], self._left_s(window))) == FULL:
             # The pool has all it can hold: what comes back meanwhile makes room here too.
             self._receive(FULL_PAUSE_S)
             if window not in self._tokens or incarnation != self._incarnation:
                 return True  # its time is over, or it went to a new router with everything else
         return answer == TAKEN
+
+    def _message(self, window: int, chosen: Int32Array, *, first: bool) -> bytes:
+        facts = self._home.facts
+        rules = CutRules(facts.digest, int(facts.descriptor["vocab_size"]), self._home.build_overhead_rows)
+        items = self._ledger.items(window)
+        head = cut_window(items, rules, client=self._client, window=window, chosen=items.units_of(chosen))
+        self._ledger.ideal_rows += head.ideal_rows if first else 0
+        return encode_window(head)
 
     def _submitted(self, message: bytes, payload: list[Any], within_s: float | None = None) -> str | None:
         """The router's answer to a window, None if it died. payload: a reference in a list."""
@@ -228,6 +270,9 @@ class PoolClient:
             else:
                 self._take(delivery, reference)
         self._time_out()
+        self._close_finished()
+
+    def _close_finished(self) -> None:
         for window in self._ledger.close_finished():
             self._tokens.pop(window, None)
             self._deadlines.pop(window, None)

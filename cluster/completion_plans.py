@@ -142,7 +142,6 @@ class CompletionPlanner:
         # A special token is never in the text, so a stop string that spells one is met as an id.
         specials = [self.vocabulary.special_id(stop) for stop in settings.stop]
         own = (*settings.stop_ids, *(number for number in specials if number is not None))
-        self._encoder.check_ids(list(own))
         return CompletionPlan(
             row=row,
             ids=kept,
@@ -155,7 +154,7 @@ class CompletionPlanner:
         )
 
     def refuse(self, settings: CompletionSettings) -> None:
-        """Raises: RowError invalid_setting or prompt_too_long for settings that do not fit the model."""
+        """Raises: RowError invalid_setting, token_out_of_range or prompt_too_long if the model cannot."""
         depth = self._model.depth if settings.depth is None else settings.depth
         if depth > 1 and self._model.loops == 1:
             raise RowError(
@@ -171,6 +170,7 @@ class CompletionPlanner:
                 "invalid_setting",
                 f"exit_threshold is {settings.exit_threshold}, the model has no exit gate: leave it out",
             )
+        self._encoder.check_ids(list(settings.stop_ids))
         if self._room(settings) < 1:
             raise RowError(
                 "prompt_too_long",

@@ -22,6 +22,10 @@ class PoolError(RuntimeError):
     """The pool cannot go on: the infrastructure failed, not an item."""
 
 
+class PoolFull(PoolError):
+    """The pool has no room for what was to be submitted, and took none of it; it goes on."""
+
+
 @dataclass(slots=True)
 class Slot:
     """One place for a replica. state: starting, up, draining, waiting (for its next start) or given up.

@@ -19,7 +19,7 @@ import ray
 from ..workers.prompts import Prompts, encode_prompts
 from ..workers.tokens import decode_tokens
 from ..workers.wire import GENERATE, WireError
-from .fleet import PoolError
+from .fleet import PoolError, PoolFull
 from .generate_items import Defaults, NotGenerated, Prompt, columns_of, cost_rows
 from .generate_ledger import Event, GenerateLedger
 from .generate_wire import Settled, encode_settled
@@ -78,8 +78,11 @@ class GenerationClient:
         self._router_poll: Any = None
         self._router_asked_s = 0.0
 
-    def submit(self, prompts: Sequence[Prompt]) -> int:
-        """Take requests in; returns their window. Raises ValueError if no model could take one, PoolError."""
+    def submit(self, prompts: Sequence[Prompt], *, room_s: float = FULL_WAIT_S) -> int:
+        """Take requests in; returns their window. Raises ValueError if no model could take one, PoolError.
+
+        room_s: seconds to wait while the pool is full; PoolFull then.
+        """
         window, self._next_window = self._next_window, self._next_window + 1
         facts = self._reach.home.facts
         eos = tuple(int(i) for i in facts.descriptor.get("eos_ids", ()))
@@ -89,7 +92,7 @@ class GenerationClient:
         self._windows[window] = _Window([ray.put(encode_prompts(columns))])
         if len(columns):
             try:
-                self._send(window)
+                self._send(window, room_s=room_s)
             except PoolError:
                 self._forget(window)
                 raise
@@ -110,7 +113,7 @@ class GenerationClient:
         """The next event of a window that has completions on their way or events left. Raises PoolError."""
         events = self._windows[window].events
         while not events:
-            self._receive()
+            self.receive()
         event = events.popleft()
         self._note_end(window, event)
         return event
@@ -125,7 +128,7 @@ class GenerationClient:
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
                 break
-            self._receive(min(left_s, RETRY_S))
+            self.receive(min(left_s, RETRY_S))
         events = list(self._windows[window].events)
         self._windows[window].events.clear()
         for event in events:
@@ -166,15 +169,15 @@ class GenerationClient:
         failed = self._ledger.fail(delivery.window, items, delivery.error_class, delivery.message, attempts)
         self._windows[delivery.window].events.extend(failed)
 
-    def _send(self, window: int, *, recovering: bool = False) -> None:
+    def _send(self, window: int, *, recovering: bool = False, room_s: float = FULL_WAIT_S) -> None:
         prompts = self._ledger.prompts(window)
         head = head_of(prompts, self._ledger.missing(window), self._rules(prompts))
         message, reference = encode_window(head), self._windows[window].reference
-        deadline_s = time.monotonic() + FULL_WAIT_S
+        deadline_s = time.monotonic() + room_s
         while (answer := self._reach.submit(message, reference)) == FULL:
-            if time.monotonic() > deadline_s:
-                raise PoolError(
-                    f"{len(head.order)} prompts found no room in the pool in {FULL_WAIT_S:.0f} s: read the "
+            if time.monotonic() >= deadline_s:
+                raise PoolFull(
+                    f"{len(head.order)} prompts found no room in the pool in {room_s:.0f} s: read the "
                     "streams that are open, or generate fewer prompts at a time"
                 )
             time.sleep(RETRY_S)
@@ -205,7 +208,7 @@ class GenerationClient:
     # What comes
     # ----------------------------------------------------------------------------------------------------
 
-    def _receive(self, timeout_s: float = RETRY_S) -> None:
+    def receive(self, timeout_s: float = RETRY_S) -> None:
         """Wait for something to come from a replica or the router, and take it in. Raises PoolError."""
         if trouble := self._reach.home.trouble():
             raise PoolError(trouble)
@@ -227,7 +230,7 @@ class GenerationClient:
     def _ask(self) -> None:
         """Have one call waiting at each replica and at the router."""
         asked, now_s = set(self._polls.values()), time.monotonic()
-        for slot in self._reach.home.up():
+        for slot in self._reach.home.up() if self._windows else ():
             name = (slot.index, slot.generation)
             if name not in asked and self._rests.get(name, 0.0) <= now_s:
                 after = self._numbers.get(name, 0)

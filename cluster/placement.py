@@ -26,6 +26,10 @@ from .stream import Stream
 from .wire import WindowHead
 from .work import Finished, PoolState, Work
 
+# Deaths that an item was running at. It is then alone for three more: one that kills its process does so each
+# time, while one that something else struck beside is not lost to the third blow from outside.
+ALONE_AT, GIVEN_UP_AT = 2, 5
+
 
 class Placement(PoolState):
     """The router's mind. Methods are cheap; none waits."""
@@ -436,22 +440,25 @@ class Placement(PoolState):
             self.loose.appendleft(segment)
 
     def _blame(self, flight: Flight) -> list[Finished]:
-        """What was running at a death: once is bad luck, twice means alone, then given up."""
+        """What was running at a death: once is bad luck, twice means alone, and there it dies or is done."""
         plan = self.plans.get(flight.window)
         if plan is None or flight.begin == flight.end:
             return []
         suspects = range(flight.begin, flight.end)
         counts = [self._deaths.get((flight.window, position), 0) + 1 for position in suspects]
         self._deaths.update(((flight.window, p), count) for p, count in zip(suspects, counts, strict=True))
+        if flight.alone and counts[0] < GIVEN_UP_AT:
+            self._put_back(flight)
+            return []
         if flight.alone:
             item = plan.head.order[flight.begin : flight.end]
             message = f"the replica died {counts[0]} times over this item, the last time it was alone"
             return [self._finish(flight.window, item, "replica_lost", message, counts[0])]
-        if max(counts) < 2:
+        if max(counts) < ALONE_AT:
             self._put_back(flight)
             return []
         for position in reversed(suspects):
-            alone = self._deaths[flight.window, position] >= 2
+            alone = self._deaths[flight.window, position] >= ALONE_AT
             self._wait_again(plan, Segment(flight.window, position, position + 1), alone=alone)
         return []
 

@@ -17,6 +17,9 @@ from .tasks import ChoiceResult, ChoicesResult, ItemScore, PairResult, RowResult
 # A failure's line begins with this and a result's never does: parts hold both, in input order.
 FAILURE_START = b'{"class":'
 
+# Made once: json.dumps makes one for every line.
+_ENCODER = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(", ", ": "))
+
 
 def result_line(result: RowResult, depth: int | None, *, token_logprobs: bool = False) -> bytes:
     """One line of results.jsonl, with its line feed. depth: of the job; None where each row has its own."""
@@ -134,7 +137,4 @@ def _extra(row: Row) -> dict[str, Any]:
 
 def dump(fields: dict[str, Any]) -> bytes:
     """A line of ASCII JSON with its line feed."""
-    return (
-        json.dumps(fields, ensure_ascii=True, allow_nan=False, separators=(", ", ": ")).encode("ascii")
-        + b"\n"
-    )
+    return _ENCODER.encode(fields).encode("ascii") + b"\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -14,7 +14,7 @@ from .rows import Fields, Row, RowFailure, Task, take_id
 COLLECT_TIMEOUT_S = 1.0
 MAX_OPEN_WINDOWS = 2
 
-Outcome = TypeVar("Outcome", covariant=True)
+Outcome = TypeVar("Outcome")
 
 
 class RowWork(Protocol[Outcome]):
@@ -53,7 +53,7 @@ class _Begun:
 
 def stream_rows(
     work: RowWork[Outcome], rows: Iterable[Mapping[str, Any]], *, window_rows: int
-) -> Iterator[Outcome | RowFailure]:
+) -> Generator[Outcome | RowFailure, None, None]:
     """One outcome a row, in order; two windows of window_rows are in memory.
 
     While nobody takes outcomes nothing more is read. Leaving early gives up what is on its way. Raises: what
@@ -71,8 +71,11 @@ def stream_rows(
                 begun.append(_begin(work, batch))
             if not begun:
                 return
-            yield from _finish(work, begun[0])
-            begun.popleft()
+            _wait(work, begun[0])
+            window = begun.popleft()
+            work.release(window.sent)
+            for number in window.numbers:
+                yield window.outcomes.pop(number)
     finally:
         for window in begun:
             work.give_up(window.sent)
@@ -92,15 +95,12 @@ def _begin(work: RowWork[Any], batch: Sequence[Row | RowFailure]) -> _Begun:
     return _Begun(work.submit(plans), range(first, first + len(batch)), outcomes)
 
 
-def _finish(work: RowWork[Any], window: _Begun) -> Iterator[Any]:
+def _wait(work: RowWork[Any], window: _Begun) -> None:
     while len(window.outcomes) < len(window.numbers):
         left = work.take(window.sent)
         window.outcomes.update(left)
         if not left:
             work.collect(COLLECT_TIMEOUT_S)
-    work.release(window.sent)
-    for number in window.numbers:
-        yield window.outcomes.pop(number)
 
 
 def _row(work: RowWork[Any], number: int, fields: Mapping[str, Any]) -> Row | RowFailure:

@@ -128,6 +128,10 @@ def _unique(pairs: list[tuple[str, Any]]) -> Fields:
     return fields
 
 
+# Made once: json.loads makes one for every line.
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite)
+
+
 def parse_json(line: bytes) -> Fields:
     """One line to one object, strictly.
 
@@ -150,7 +154,7 @@ def parse_json(line: bytes) -> Fields:
 def parse_json_value(text: str, what: str) -> Any:
     """A text to what it says as JSON, strictly. what: how to call it. Raises: RowError invalid_json."""
     try:
-        value = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite)
+        value = _DECODER.decode(text)
     except RecursionError:
         raise RowError("invalid_json", f"{what} {TOO_DEEP}") from None
     except ValueError as error:

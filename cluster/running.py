@@ -155,13 +155,14 @@ def _carry_out(
     job.run()
     elapsed_s = time.monotonic() - started_s
     tally = job.publish()
+    figures = backend.figures()  # of this work alone, and not of what is measured once it is done
     concluded = kind.conclude(
         backend,
         job.result_lines(),
         lambda: read_rows(files, limit=settings.limit, parse=kind.parse),
         interrupts.check,
     )
-    summary = _summary(tally, files, job, progress, backend.figures(), elapsed_s, settings.output_format)
+    summary = _summary(tally, files, job, progress, figures, elapsed_s, settings.output_format)
     summary |= concluded
     policies = in_force(kind.policies, current)
     run = {"fingerprint": current, "policies": policies, "inputs": [f.about for f in files]}

@@ -14,6 +14,9 @@ from typing import Any, Protocol
 from .completion_summary import CompletionTally
 from .openai_records import native_view
 
+# Made once, and given text: json.loads looks for the encoding of every line.
+_DECODER = json.JSONDecoder()
+
 METRICS = ("acc", "acc_norm", "acc_bytes", "acc_token", "acc_pmi")
 
 
@@ -237,7 +240,7 @@ class Tally:
         tally = cls()
         tally._add_results(results)
         for line in errors:
-            failure = native_view(json.loads(line))
+            failure = native_view(_DECODER.decode(line.decode()))
             tally.ids.add(failure["id"])
             tally.failures[failure["class"]] += 1
         return tally
@@ -259,7 +262,7 @@ class Tally:
 
     def _add_results(self, lines: Iterable[bytes]) -> None:
         for line in lines:
-            self.add(native_view(json.loads(line)))
+            self.add(native_view(_DECODER.decode(line.decode())))
 
     def add(self, result: dict[str, Any]) -> None:
         """Count one line of results, as a native one."""

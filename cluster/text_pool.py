@@ -6,7 +6,7 @@ with open_pool(replicas=2) as pool:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -167,7 +167,7 @@ class TextPool:
         token_logprobs: bool = False,
         rolling: RollingPolicy | None = None,
         window_rows: int = WINDOW_ROWS,
-    ) -> Iterator[RowResult | RowFailure]:
+    ) -> Generator[RowResult | RowFailure, None, None]:
         """As score, one by one and in order, for more rows than memory holds.
 
         Two windows of window_rows are in memory; nothing more is read while nobody takes results. Leaving
@@ -206,7 +206,7 @@ class TextPool:
         chat_template: str = "",
         window_rows: int = PROMPT_WINDOW_ROWS,
         **settings: Any,
-    ) -> Iterator[RowCompletion | RowFailure]:
+    ) -> Generator[RowCompletion | RowFailure, None, None]:
         """As generate, one by one and in order, with two windows of window_rows in memory."""
         kind = completion_kind(
             self.encoder,
@@ -238,7 +238,7 @@ class TextPool:
 
     def _outcomes(
         self, rows: RowSource, depth: int, options: TaskOptions, window_rows: int
-    ) -> Iterator[RowResult | RowFailure]:
+    ) -> Generator[RowResult | RowFailure, None, None]:
         scorer = Scorer(self.replicas, self.encoder, depth, options, self._in_flight)
         return stream_rows(scorer, mappings_of(rows, SCORE_FIELDS), window_rows=_checked_window(window_rows))
 

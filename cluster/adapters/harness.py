@@ -13,10 +13,11 @@ import math
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
 from lm_eval.api.model import TemplateLM
-from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window, simple_parse_args_string
 from tqdm import tqdm
 
 from ..chat_template import ChatTemplate, ChatTemplateError
@@ -74,6 +75,22 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         self._seeds = Seeds(seed)
         self._counts = {"merged_boundaries": 0, "own_splits": 0, "truncated": 0}
         self._ahead: dict[str, Ids] = {}
+
+    @classmethod
+    def create_from_arg_string(
+        cls, arg_string: str, additional_config: dict[str, Any] | None = None
+    ) -> HarnessModel:
+        """As create_from_arg_obj."""
+        return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
+
+    @classmethod
+    def create_from_arg_obj(
+        cls, arg_dict: dict[str, Any], additional_config: dict[str, Any] | None = None
+    ) -> HarnessModel:
+        """The model that --model_args describes. Raises: HarnessError."""
+        # The harness's own --device is cuda:0 where nobody gave one, so it says nothing.
+        rest = {name: value for name, value in (additional_config or {}).items() if name != "device"}
+        return cls(**{**rest, **arg_dict})
 
     # What the harness asks of a model
     # ----------------------------------------------------------------------------------------------------
@@ -251,7 +268,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
                 yield {"context_ids": context_ids, "continuation_ids": continuation_ids}
 
     def _prompts(self, asked: Sequence[tuple[str, Mapping[str, Any]]]) -> Iterator[Mapping[str, Any]]:
-        eos = self._pool.encoder.tokenizer.id_to_token(self.eot_token_id)
+        eos = self._pool.encoder.tokenizer.id_to_token(self.eot_token_id) or ""
         for begin in range(0, len(asked), ENCODED_AT_ONCE):
             batch = asked[begin : begin + ENCODED_AT_ONCE]
             texts = list({context for context, _ in batch})
@@ -280,13 +297,14 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
     def _scored(self, rows: Iterator[Mapping[str, Any]], name: Callable[[int], str]) -> Iterator[PairResult]:
         """Results in order. name: of a row, by its number. Raises: HarnessError for the first failure."""
         try:
-            for result in self._pool.stream(rows, window_rows=WINDOW_ROWS):
-                if isinstance(result, RowFailure):
-                    raise HarnessError(
-                        f"{name(result.number)} cannot be scored: {result.error_class}: {result.message}"
-                    )
-                assert isinstance(result, PairResult)
-                yield result
+            with closing(self._pool.stream(rows, window_rows=WINDOW_ROWS)) as results:
+                for result in results:
+                    if isinstance(result, RowFailure):
+                        raise HarnessError(
+                            f"{name(result.number)} cannot be scored: {result.error_class}: {result.message}"
+                        )
+                    assert isinstance(result, PairResult)
+                    yield result
         except PoolError as error:
             raise HarnessError(f"the pool failed: {error}: with --use_cache a run goes on") from error
 
@@ -296,13 +314,14 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         """As _scored, of completions."""
         try:
             # Every request says how many ids it wants; a default for none would have to fit the window.
-            for result in self._pool.stream_completions(rows, max_new_tokens=1):
-                if isinstance(result, RowFailure):
-                    raise HarnessError(
-                        f"request {result.number} {shown(asked[result.number][0])} cannot be completed: "
-                        f"{result.error_class}: {result.message}"
-                    )
-                yield result
+            with closing(self._pool.stream_completions(rows, max_new_tokens=1)) as results:
+                for result in results:
+                    if isinstance(result, RowFailure):
+                        raise HarnessError(
+                            f"request {result.number} {shown(asked[result.number][0])} cannot be completed: "
+                            f"{result.error_class}: {result.message}"
+                        )
+                    yield result
         except PoolError as error:
             raise HarnessError(f"the pool failed: {error}: with --use_cache a run goes on") from error
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from .markup import Markup, tag
+from .markup import Markup, prose, tag
 
 
 def figure(heading: str, caption: str, *content: Markup, kind: str = "") -> Markup:
     """caption: what the picture means and what would be bad."""
     return tag(
-        "figure", tag("h3", heading), *content, tag("figcaption", caption), class_=f"card {kind}".strip()
+        "figure",
+        tag("h3", heading),
+        *content,
+        tag("figcaption", prose(caption)),
+        class_=f"card {kind}".strip(),
     )
 
 
 def nothing(heading: str, why: str) -> Markup:
     """In the place of a picture without data."""
-    return tag("figure", tag("h3", heading), tag("p", why, class_="empty"), class_="card none")
+    return tag("figure", tag("h3", heading), tag("p", prose(why), class_="empty"), class_="card none")
 
 
 def section(name: str, heading: str, *content: Markup) -> Markup:

@@ -6,6 +6,7 @@ the text around it.
 
 from __future__ import annotations
 
+import re
 import unicodedata
 
 # Elements of HTML that have no end tag.
@@ -53,6 +54,12 @@ def tag(name: str, /, *children: str, **attributes: str | float | None) -> Marku
     if name in _VOID:
         return Markup(f"<{name}{shown_attributes}>")
     return Markup(f"<{name}{shown_attributes}>{join(list(children))}</{name}>")
+
+
+def prose(text: str) -> Markup:
+    """A sentence in which no option, such as --resume, is broken between its hyphens."""
+    words = re.split(r"(--[a-z][a-z-]*)", text)
+    return join([tag("span", word, class_="flag") if word.startswith("--") else word for word in words])
 
 
 def _number(value: str | float) -> str:

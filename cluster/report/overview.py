@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..progress import counted
 from ..summary import METRICS
-from .markup import Markup, cut, tag
+from .markup import Markup, cut, prose, tag
 from .row_fields import number
 from .scale import duration, percent, short
 from .survey import Survey
@@ -101,7 +102,7 @@ def headline(name: str, outcome: Outcome, verb: str) -> Markup:
         "header",
         tag("p", f"TinyLoop {verb} job", class_="kind"),
         tag("h1", cut(name, 80), " ", tag("span", word, class_=f"badge {outcome.style}")),
-        tag("p", sentence(outcome), class_="lead"),
+        tag("p", prose(sentence(outcome)), class_="lead"),
         tag("div", *(_tile(*tile) for tile in _tiles(outcome)), class_="tiles"),
     )
 
@@ -130,7 +131,8 @@ def sentence(outcome: Outcome) -> str:
         )
         return f"{done}{failed}.{when} What follows is the state up to then."
     reason = f" Reason: {cut(outcome.reason, 300)}." if outcome.reason else ""
-    return f"Stopped before its end: {done}{failed}.{reason} Run the same command with --resume to go on."
+    advice = "" if "--resume" in reason else " Run the same command with --resume to go on."
+    return f"Stopped before its end: {done}{failed}.{reason}{advice}"
 
 
 def groups(summary: Mapping[str, Any], survey: Survey, *, so_far: str) -> Markup:
@@ -242,7 +244,7 @@ def _tile(name: str, value: str, below: str) -> Markup:
 
 
 def _rows(count: int) -> str:
-    return "1 row" if count == 1 else f"{count:,} rows"
+    return counted(count, "row")
 
 
 def _whole(value: Any) -> int | None:

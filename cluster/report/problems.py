@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import OUR_FAULTS
+from ..progress import counted
 from .figure import figure, nothing
 from .markup import Markup, cut, tag
 from .scale import percent
@@ -67,6 +68,7 @@ def notes(warnings: Any, damaged: Sequence[str], sampling: Sequence[str]) -> Mar
         "was encoded "
         "alone. Tie: two choices were equally likely, and the first counts.",
         tag("ul", *(tag("li", text) for text in said), class_="notes"),
+        kind="wide",
     )
 
 
@@ -100,7 +102,7 @@ def _error_class(name: str, count: int, largest: int, total: int, read: ErrorCla
         tag(
             "p",
             tag("b", cut(name, 60)),
-            f" {count:,} rows, {percent(count / total)} of errors",
+            f" {counted(count, 'row')}, {percent(count / total)} of errors",
             class_="meter-text",
         ),
         bar,

@@ -61,6 +61,7 @@ p { margin: 0 0 8px; }
 .tile small { font-size: 13px; min-height: 1.5em; }
 .card { margin: 0 0 14px; padding: 14px 16px; min-width: 0; }
 .aside { font-weight: 400; }
+.flag { white-space: nowrap; }
 .grid { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 430px), 1fr)); gap: 0 14px;
   align-items: stretch; }
 .grid > .wide { grid-column: 1 / -1; }

@@ -13,6 +13,8 @@ from .markup import Markup, cut, tag
 from .scale import duration, percent, short, size
 from .story import Story, hit_rates, ideal_rates, rates
 
+Death = tuple[float, int, str]
+
 MOST_LANES = 64
 MOST_WINDOWS = 24
 LABEL, LANE, GAP = 14.0, 12.0, 8.0
@@ -95,7 +97,7 @@ def lanes(story: Story) -> Markup:
     axis = Axis(0.0, max(story.end_s, 0.1), duration)
     step = LABEL + LANE + GAP
     height = step * len(shown) + 22
-    drawn = [mark for k, lane in enumerate(shown) for mark in _lane(lane, axis, k * step)]
+    drawn = [mark for k, lane in enumerate(shown) for mark in _lane(lane, axis, k * step, story.deaths)]
     picture = tag(
         "svg",
         tag("title", "states of replicas over time"),
@@ -230,13 +232,27 @@ def style_of(state: str) -> str:
     return state if state in (BUSY, READY, LOADING, DRAINING) else "dead"
 
 
-def _lane(lane: Lane, axis: Axis, y: float) -> list[Markup]:
+def _lane(lane: Lane, axis: Axis, y: float, deaths: Sequence[Death]) -> list[Markup]:
     ups = [i for i in lane.intervals if i.state in (BUSY, READY, DRAINING)]
     up_s = sum(i.end_s - i.begin_s for i in ups)
     share = f", engine busy {percent(min(1.0, sum(i.busy_s for i in ups) / up_s), 0)}" if up_s > 0 else ""
     host = f" on {cut(lane.host, 24)}" if lane.host else ""
     label = tag("text", f"replica {lane.slot}{host}{share}", x="0", y=y + LABEL - 3, class_="lane-label")
-    return [label, *(_interval(i, axis, y + LABEL) for i in lane.intervals)]
+    intervals = [_interval(i, axis, y + LABEL) for i in lane.intervals]
+    # A replica is replaced at once, so a look a second later finds it loading: its death is a mark of its
+    # own.
+    marks = [
+        stretch(
+            axis.place(at) - 0.4, axis.place(at) + 0.4, y + LABEL, LANE, "bar dead", _death_title(at, why)
+        )
+        for at, slot, why in deaths
+        if slot == lane.slot
+    ]
+    return [label, *intervals, *marks]
+
+
+def _death_title(at: float, why: str) -> Markup:
+    return tag("title", f"died at about {duration(at)}: {cut(why, 120)}")
 
 
 def _interval(interval: Interval, axis: Axis, y: float) -> Markup:

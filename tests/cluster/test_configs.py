@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import shlex
@@ -213,3 +214,16 @@ def test_the_page_names_every_file_and_no_metric_that_is_not_there() -> None:
             assert f"`{path.relative_to(CONFIGS)}`" in page
     for name in re.findall(r"ray_(tinyloop_\w+)", page):
         assert name in BY_NAME
+
+
+# The schema is Ray's own, and so is how it is written.
+@pytest.mark.filterwarnings("ignore:Using extra keyword arguments on `Field`")
+def test_the_face_over_http_is_one_that_serve_and_we_take() -> None:
+    from ray.serve.schema import ServeDeploySchema
+    from tinyloop.cluster.http.deployment import FaceConfig
+
+    given = yaml.safe_load((CONFIGS / "serve" / "http.yaml").read_text())
+    (application,) = ServeDeploySchema.model_validate(given).applications
+    assert FaceConfig.model_validate(application.args).pool == "shared"
+    module, _, name = application.import_path.partition(":")
+    assert callable(getattr(importlib.import_module(module), name))

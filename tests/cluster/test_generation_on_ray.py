@@ -188,7 +188,7 @@ def test_a_prompt_that_kills_its_process_is_reported_and_the_rest_is_generated(m
     results = pool.generate([prompt_of(item) for item in items])
     lost = results.pop(3)
     assert isinstance(lost, NotGenerated)
-    assert (lost.error_class, lost.attempts) == ("replica_lost", 3)
+    assert (lost.error_class, lost.attempts) == ("replica_lost", 5)
     assert completions(results) == fake_alone(items[:3] + items[4:])
 
 

@@ -121,7 +121,7 @@ def test_an_item_that_kills_its_process_is_reported_and_the_rest_is_scored(make_
     found = gather(pool, 0, items)
     lost = found.pop(17)
     assert isinstance(lost, Failed)
-    assert (lost.error_class, lost.attempts) == ("replica_lost", 3)
+    assert (lost.error_class, lost.attempts) == ("replica_lost", 5)
     assert found == {item: values for item, values in expected(items).items() if item != 17}
 
 

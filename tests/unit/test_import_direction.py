@@ -30,6 +30,9 @@ RAY_FILES = {
     "cluster/ray_metrics.py",
     "cluster/adapters/ray_data.py",
     "cluster/cli.py",
+    "cluster/serve_cli.py",
+    "cluster/http/deployment.py",
+    "cluster/http/serving.py",
 }
 # Training and the reference are tools of development; the converter reads foreign weights.
 TORCH_ROOMS = ("native/reference/", "native/train.py", "native/convert.py")
