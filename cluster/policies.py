@@ -53,7 +53,7 @@ POLICIES: dict[str, str] = {
     "depth": "loops run, those the model was made for unless --depth; more is allowed and warned of",
     "cascade": "--cascade 2:4 runs all rows to 2 and only those to 4 whose margin is below --margin",
     "margin": "best less second best summed log-probability of a row's choices, in nats; with --pmi too",
-    "exit gate": "--exit-threshold: from --min-depth on a row stops where its gates let every scored token go",
+    "exit gate": "--exit-threshold: from --min-depth on rows stop where gates let every scored token go",
     "depth of a row": "choices of a row, and what --pmi adds, go to one depth, with a plain run's scores",
     "windows of a text": "go by their own gates: depth is the largest, depth_mean by scored tokens",
     "agreement": "--agreement-rows are scored at full depth too, for summary.json alone",

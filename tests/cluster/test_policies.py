@@ -1,9 +1,10 @@
-"""Every policy is said in --help and in run.json, in the same words, with what the settings made of it."""
+"""Every policy is said in --help, in run.json and in the report, in the same words and with its settings."""
 
 from __future__ import annotations
 
 import json
 import re
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,24 @@ def test_run_json_says_every_policy_in_the_words_of_help(tmp_path: Path, printed
         sentence, _, decision = text.partition(" [here: ")
         assert f"{name}: {sentence}" in printed
         assert bool(decision) == (name in DECIDED_BY)
+
+
+class _Words(HTMLParser):
+    """The text of a page, tags and their attributes left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words: list[str] = []
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+
+def test_the_report_says_every_policy_as_the_record_does(tmp_path: Path) -> None:
+    policies = run_json(tmp_path, target_delimiter="<&>", pmi=True)["policies"]
+    page = _Words()
+    page.feed((tmp_path / "out" / "report.html").read_text())
+    assert {*policies, *policies.values()} <= set(page.words)
 
 
 CHANGED = {
