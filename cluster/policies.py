@@ -53,7 +53,7 @@ POLICIES: dict[str, str] = {
     "depth": "loops run, those the model was made for unless --depth; more is allowed and warned of",
     "cascade": "--cascade 2:4 runs all rows to 2 and only those to 4 whose margin is below --margin",
     "margin": "best less second best summed log-probability of a row's choices, in nats; with --pmi too",
-    "exit gate": "--exit-threshold: a row stops when its gates let every scored token go so probably",
+    "exit gate": "--exit-threshold: from --min-depth on rows stop where gates let every scored token go",
     "depth of a row": "choices of a row, and what --pmi adds, go to one depth, with a plain run's scores",
     "windows of a text": "go by their own gates: depth is the largest, depth_mean by scored tokens",
     "agreement": "--agreement-rows are scored at full depth too, for summary.json alone",
@@ -81,11 +81,15 @@ DECIDED_BY: dict[str, tuple[str, ...]] = {
     "input": ("read.limit",),
     "invalid unicode": ("read.replace_surrogates",),
     "depth": ("model.depth",),
+    "cascade": ("task.effort", "task.effort.depths"),
+    "margin": ("task.effort", "task.effort.margin"),
+    "exit gate": ("task.effort", "task.effort.exit_threshold"),
     "determinism": ("model.numerics_id", "model.kv"),
 }
 
 _SHOWN: dict[str, Callable[[Any], str]] = {
     "task.rolling.stride": lambda stride: "disjoint" if stride is None else f"strided:{stride}",
+    "task.effort": lambda rule: "fixed depth",
     "task.template": lambda digest: digest[:12] or "the model's own",
     "read.limit": lambda limit: "all rows" if limit is None else f"the first {limit} rows",
     "read.replace_surrogates": lambda replace: "replace" if replace else "row error",

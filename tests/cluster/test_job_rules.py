@@ -43,13 +43,15 @@ FREE: dict[str, Any] = {
     "budget": ErrorBudget(max_count=500),
     "max_window_rows": 7,
 }
-# What names the job or asks for the resumption; add_bos needs a model with BOS and is tried by itself.
-OF_THE_JOB = {"inputs", "output", "work_dir", "resume", "overwrite", "add_bos"}
+# What names the job or asks for the resumption.
+OF_THE_JOB = {"inputs", "output", "work_dir", "resume", "overwrite", "retry", "publish_to"}
+# What needs a model with BOS, a model that loops, or files of other formats: tried where those are.
+ELSEWHERE = {"add_bos", "depths", "input_format", "output_format"}
 
 
 def test_every_setting_is_known_to_decide_results_or_not_to() -> None:
     names = {field.name for field in fields(ScoreSettings)}
-    assert names == DECIDING.keys() | FREE.keys() | OF_THE_JOB
+    assert names == DECIDING.keys() | FREE.keys() | OF_THE_JOB | ELSEWHERE
 
 
 @pytest.mark.parametrize("name", DECIDING)

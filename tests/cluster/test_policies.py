@@ -1,21 +1,26 @@
-"""Every policy is said in --help and in run.json, in the same words, with what the settings made of it."""
+"""Every policy is said in --help, in run.json and in the report, in the same words and with its settings."""
 
 from __future__ import annotations
 
 import json
 import re
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tinyloop.cluster import cli
 from tinyloop.cluster.completion_policies import POLICIES as COMPLETION_POLICIES
+from tinyloop.cluster.depth_rule import DepthRequest
 from tinyloop.cluster.fingerprint import fingerprint
 from tinyloop.cluster.generate_settings import GenerateSettings
 from tinyloop.cluster.policies import DECIDED_BY, POLICIES, in_force
 from tinyloop.cluster.pool_backend import choose_model
 from tinyloop.cluster.rolling import RollingPolicy
+from tinyloop.cluster.score import ScoreKind
 from tinyloop.cluster.settings import PoolRequest, ScoreSettings
+from tinyloop.native.format import read_header
+from tinyloop.native.models import default_model_path
 from typer.testing import CliRunner
 
 from .generate_driver import generate
@@ -28,7 +33,7 @@ NO_RESULT = {
     "input", "output", "model", "replicas", "resume", "overwrite", "max-errors", "fail-fast", "device",
     "pool", "window", "work-dir", "threads", "help", "config", "input-format", "output-format",
     "retry-errors",
-    "dry-run", "rate", "json", "agreement-rows",
+    "dry-run", "rate", "json",
 }  # fmt: skip
 # Options that make another model of one: run.json has them among the keys of the model.
 OF_THE_MODEL = {"kv", "numeric"}
@@ -63,6 +68,24 @@ def test_run_json_says_every_policy_in_the_words_of_help(tmp_path: Path, printed
         assert bool(decision) == (name in DECIDED_BY)
 
 
+class _Words(HTMLParser):
+    """The text of a page, tags and their attributes left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words: list[str] = []
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+
+def test_the_report_says_every_policy_as_the_record_does(tmp_path: Path) -> None:
+    policies = run_json(tmp_path, target_delimiter="<&>", pmi=True)["policies"]
+    page = _Words()
+    page.feed((tmp_path / "out" / "report.html").read_text())
+    assert {*policies, *policies.values()} <= set(page.words)
+
+
 CHANGED = {
     "delimiter": ({"target_delimiter": " "}, 'target delimiter " "'),
     "bos": ({}, "add bos false, bos id -1"),
@@ -75,6 +98,9 @@ CHANGED = {
     "input": ({"limit": 1}, "limit the first 1 rows"),
     "invalid unicode": ({"replace_surrogates": True}, "replace surrogates replace"),
     "depth": ({"depth": 2}, "depth 2"),
+    "cascade": ({}, "effort fixed depth"),
+    "margin": ({}, "effort fixed depth"),
+    "exit gate": ({}, "effort fixed depth"),
     "window": ({}, "max rows 48"),
     "truncation": ({}, "max rows 48"),
     "determinism": ({}, 'numerics id "fake"'),
@@ -92,13 +118,16 @@ def test_windows_have_a_name_that_the_record_of_a_job_gives(tmp_path: Path) -> N
 
 
 def test_whatever_decides_a_number_is_a_policy_and_every_policy_is_decided_by_what_there_is() -> None:
-    settings = ScoreSettings(inputs=(), output=Path("out"))
-    chosen = choose_model(settings, PoolRequest())
-    identity = {**chosen.choice.identity, "numerics_id": "cpu"}
-    flat = fingerprint(identity, chosen.encoder.policy, settings.task_options, [], settings.reading)
+    keys: set[str] = set()
+    for request in (DepthRequest(), DepthRequest(cascade=(2, 4), margin=0.5)):
+        settings = ScoreSettings(inputs=(), output=Path("out"), depths=request)
+        chosen = choose_model(settings, PoolRequest())
+        identity = {**chosen.choice.identity, "numerics_id": "cpu"}
+        options = ScoreKind.of_model(settings, read_header(default_model_path()).descriptor).options
+        keys |= fingerprint(identity, chosen.encoder.policy, options, [], settings.reading).keys()
     decided = {key for name in POLICIES for key in DECIDED_BY.get(name, ())}
-    assert decided <= flat.keys()
-    assert {key for key in flat if not NO_POLICY.fullmatch(key)} <= decided
+    assert decided <= keys
+    assert {key for key in keys if not NO_POLICY.fullmatch(key)} <= decided
     assert DECIDED_BY.keys() <= POLICIES.keys() | COMPLETION_POLICIES.keys()
 
 

@@ -10,8 +10,8 @@ import pytest
 from tinyloop.cluster.errors import ExitCode, InfrastructureError, UsageError
 from tinyloop.cluster.following import PATIENCE_S, Follower, ServerUnreachable, Wishes
 from tinyloop.cluster.job_server import files_to_upload
-from tinyloop.cluster.job_status import JobView, last_line, outcome
 from tinyloop.cluster.submission import LARGE_BYTES, complete_runtime_env, id_of, refuse_size
+from tinyloop.cluster.submitted import JobView, last_line, outcome
 
 
 def view(status: str, exit_code: int | None = None) -> JobView:
