@@ -106,4 +106,5 @@ def score_rows(
     rows = list(rows)
     scorer = Scorer(pool, encoder, depth, options)
     work: RowWork[RowResult] = scorer
-    return list(stream_rows(work, rows, window_rows=max(len(rows), 1)))
+    outcomes = stream_rows(work, rows, window_rows=max(len(rows), 1))
+    return list(outcomes)
