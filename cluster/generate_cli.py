@@ -111,7 +111,7 @@ def generate(
         raise UsageError(f"cannot generate as asked: {error.message}") from error
     if result_style == "openai" and output_format != "jsonl":
         raise UsageError(
-            f"--result-style openai writes lines of JSON, and --output-format is {output_format}: leave one out"
+            f"--result-style openai writes JSON lines, and --output-format is {output_format}: leave one out"
         )
     settings = GenerateSettings(
         inputs=tuple(input),
