@@ -125,9 +125,9 @@ def engine_s_per_row(rows: Path, sample: int) -> float:
     """CPU seconds of the shipped model for a row, of rows that follow each other, prefixes computed once."""
     settings = ScoreSettings(inputs=(str(rows),), output=rows.parent)
     chosen = choose_model(settings, PoolRequest())
-    from tinyloop.cluster.inputs import read_rows, scan
+    from tinyloop.cluster.inputs import expand, read_rows, scan
 
-    read = [row for row in read_rows(scan([str(rows)]), limit=sample) if isinstance(row, Row)]
+    read = [row for row in read_rows(scan(expand([str(rows)])), limit=sample) if isinstance(row, Row)]
     plans = [p for p in encode_rows(chosen.encoder, read, TaskOptions()) if isinstance(p, RowPlan)]
     with load_model(chosen.path, chosen.max_seq_len, threads=1) as model:
         shared = plans[0].parts[0].ids[: plans[0].parts[0].n_context - 1]
@@ -167,12 +167,12 @@ def main() -> int:
         rows = Path(folder) / "rows.jsonl"
         write_rows(rows, asked.rows)
         found = through_the_job(rows, Path(folder) / "out", asked.profile)
+        print(json.dumps(found), flush=True)
         engine_s = engine_s_per_row(rows, min(asked.sample, 1000))
     count = found["rows"]
     ours_s = (found["driver_cpu_s"] + found["router_cpu_s"]) / count
     share = ours_s / (ours_s + engine_s)
     grown = found["growth_bytes"] <= SLACK_BYTES + BYTES_A_ROW * count
-    print(json.dumps(found))
     print(
         f"{count:,} rows in {found['wall_s']:.0f} s, {count / found['wall_s']:,.0f} rows/s; driver "
         f"{1e6 * found['driver_cpu_s'] / count:.0f} us of CPU a row, router "

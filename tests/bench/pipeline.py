@@ -36,7 +36,7 @@ import ray
 source, prepared, *job = sys.argv[1:]
 def shape(batch):
     batch["context"] = "One of " + batch["kind"] + "s that are seen at sea."
-    batch["continuation"] = " " + batch["word"]
+    batch["continuation"] = (" " + batch["word"]).where(batch["word"] != "", "")
     del batch["kind"], batch["word"]
     return batch
 ray.init(log_to_driver=False)
