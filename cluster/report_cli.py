@@ -8,6 +8,9 @@ from typing import Annotated
 
 import typer
 
+from .errors import UsageError
+from .whole_option import real
+
 COMPARE_EPILOG = (
     "Exit codes: 0 equal, or nothing was asked for, or within --max-drop; 2 usage; 3 beyond --max-drop or, "
     "with "
@@ -62,7 +65,7 @@ def compare(
     b: Annotated[Path, typer.Argument(help="Output folder of another.")],
     max_drop: Annotated[
         float | None,
-        typer.Option(min=0.0, max=1.0, help="How far accuracies of B may be below A's; 0.01 is one in 100."),
+        real(help="How far accuracies of B may be below A's; 0.01 is one in 100."),
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Not one row may differ.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -78,6 +81,8 @@ def compare(
     from .durable import write_durably
     from .report.markup import shown
 
+    if max_drop is not None and not 0.0 <= max_drop <= 1.0:
+        raise UsageError(f"--max-drop is {max_drop}: give a difference of accuracies from 0 to 1")
     compared = compare_folders(a, b)
     found = objections(compared.rows, max_drop=max_drop, strict=strict)
     content = compared.as_json() | {"objections": found}

@@ -9,7 +9,7 @@ import typer
 
 from .errors import UsageError
 from .pool_cli import DEFAULT_NAME, Address, on_ray
-from .whole_option import whole
+from .whole_option import real, whole
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -32,10 +32,10 @@ def serve(
     every_node: Annotated[
         bool, typer.Option("--every-node", help="Listen on every node of the cluster.")
     ] = False,
-    deadline: Annotated[float, typer.Option(help="Seconds that a request may take.")] = 600.0,
+    deadline: Annotated[float, real(help="Seconds that a request may take.")] = 600.0,
     max_queue: Annotated[int, whole(1, help="Completions and texts on their way in a process.")] = 4096,
     max_body_bytes: Annotated[int, whole(1024, help="Size of a request.")] = 16 << 20,
-    drain: Annotated[float, typer.Option(help="Seconds that requests have to end after Ctrl-C.")] = 20.0,
+    drain: Annotated[float, real(help="Seconds that requests have to end after Ctrl-C.")] = 20.0,
     address: Address = None,
 ) -> None:
     """Answer OpenAI's API from a pool: completions, chat and scores over HTTP. cluster/HTTP.md says more."""

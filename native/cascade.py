@@ -178,7 +178,8 @@ def _score_by_gate(
     # Groups of one, by far the most, take one call; a group's depth is known only after it.
     first = np.flatnonzero(counts)
     reached = np.zeros(len(items), np.int32)
-    prefixes = deeper.at(steps[-1], first)
+    with _named_by(items.places[first]):
+        prefixes = deeper.at(steps[-1], first)
     gates = _score_at(
         model, items, first, prefixes, found, steps[-1], min_depth=steps[0], exit_threshold=threshold
     )
@@ -188,7 +189,9 @@ def _score_by_gate(
     late = everyone[reached < of_group[group]]
     found.repeated_row_loops += int(items.rows[late] @ reached[late].astype(np.int64))
     if len(late):
-        _score_at(model, items, late, deeper.at(steps[-1], late), found, of_group[group[late]])
+        with _named_by(items.places[late]):
+            prefixes = deeper.at(steps[-1], late)
+        _score_at(model, items, late, prefixes, found, of_group[group[late]])
     found.prefix_row_loops += deeper.row_loops
 
 
@@ -291,10 +294,16 @@ class _DeeperPrefixes:
         self.row_loops = 0
 
     def at(self, depth: int, running: NDArray[np.int64]) -> list[PrefixCache | None] | None:
-        """For each running item its prefix, `depth` deep at least."""
+        """For each running item its prefix, `depth` deep at least. An error names the item, by its place in `running`."""
         if self._prefixes is None:
             return None
-        return [self._deep_enough(self._prefixes[i], depth) for i in running]
+        deep: list[PrefixCache | None] = []
+        for place, i in enumerate(running):
+            try:
+                deep.append(self._deep_enough(self._prefixes[i], depth))
+            except TinyLoopError as error:
+                raise type(error)(f"item {place}: {error}") from error
+        return deep
 
     def _deep_enough(self, given: PrefixCache | None, depth: int) -> PrefixCache | None:
         if given is None:

@@ -299,6 +299,8 @@ def test_numbers_in_other_digits_are_usage_errors(
         "plan": [],
         "scale": [],
         "top": ["--once"],
+        "compare": [str(tmp_path), str(tmp_path)],
+        "serve": [],
     }
     for command, name, _ in number_options():
         option = f"--{name.replace('_', '-')}"

@@ -11,7 +11,7 @@ from tinyloop.cluster.costs import PlacementRules, Sizes
 from tinyloop.cluster.generate_items import Defaults, Prompt, columns_of, cost_rows
 from tinyloop.cluster.generation import head_of
 from tinyloop.cluster.items import Items
-from tinyloop.cluster.placement import Placement
+from tinyloop.cluster.placement import ALONE_AT, GIVEN_UP_AT, Placement
 from tinyloop.cluster.segments import cut_window
 from tinyloop.workers.outbox import Owner
 from tinyloop.workers.prompts import Prompts
@@ -245,14 +245,14 @@ def test_an_item_settled_on_its_way_is_not_given_up_when_its_replica_dies() -> N
     finish(farm, owners_of(prompts))
 
 
-def test_what_dies_with_its_replica_three_times_is_given_up_and_runs_alone_before() -> None:
+def test_what_dies_with_its_replica_every_time_runs_alone_and_is_given_up() -> None:
     farm, prompts = Farm(1), prompts_of(1, 5, 30, 5)
     farm.submit("c/0/1", prompts)
-    for death in range(2 + len(prompts)):
+    for death in range(ALONE_AT + (GIVEN_UP_AT - ALONE_AT) * len(prompts)):
         farm.dispatch()
         while farm.answer(0):
             pass
-        assert len(farm.generating[0]) == (5 if death < 2 else 1)
+        assert len(farm.generating[0]) == (5 if death < ALONE_AT else 1)
         assert farm.placement.next_command(0, 0.0) is None
         farm.kill(0)
         farm.attach(0)

@@ -214,7 +214,7 @@ def test_a_field_that_is_null_in_one_file_and_text_in_the_next_stays_what_it_is(
     for i, value in enumerate(values):
         paths.append(str(tmp_path / f"{i}.jsonl"))
         Path(paths[-1]).write_text(json.dumps({**PAIR, "u": value}) + "\n")
-    rows = list(read_rows(scan(paths)))
+    rows = list(read_rows(scan(expand(paths))))
     assert [row.extra["u"] for row in rows if isinstance(row, Row)] == values
 
 
@@ -240,7 +240,7 @@ def test_a_line_of_100_mb_is_one_row(tmp_path: Path) -> None:
         file.write(b'{"text": "a"}\n{"text": "')
         file.write(b"x" * size)
         file.write(b'"}\n{"text": "b"}\n')
-    first, long, last = read_rows(scan([str(path)]))
+    first, long, last = read_rows(scan(expand([str(path)])))
     assert (task_of(first), task_of(last)) == (Text("a"), Text("b"))
     assert len(task_of(long).text) == size  # type: ignore[attr-defined]
 

@@ -186,7 +186,10 @@ def test_overwriting_removes_results_of_another_format(tmp_path: Path) -> None:
     run(tmp_path, rows, "out", output_format="parquet")
     run(tmp_path, rows, "out", output_format="csv", overwrite=True)
     names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert names == {"results.csv", "errors.csv", "run.json", "summary.json", "progress.json"}
+    assert names == {"results.csv", "errors.csv", "run.json", "summary.json", "progress.json"} | {
+        "report.html",
+        "timeline.json",
+    }
 
 
 def test_a_limit_is_of_rows_in_every_format(tmp_path: Path) -> None:

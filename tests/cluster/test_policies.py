@@ -27,7 +27,7 @@ from .generate_driver import generate
 from .score_driver import score
 
 # Keys of the fingerprint that are no policy: which model, which inputs, which version of our own lines.
-NO_POLICY = re.compile(r"format_version|inputs\..*|model\..*|encoding\.vocab_size")
+NO_POLICY = re.compile(r"format_version|write\.format|inputs\..*|model\..*|encoding\.vocab_size")
 # Options that change no line of the results: where things are, how much runs at once, when to stop.
 NO_RESULT = {
     "input", "output", "model", "replicas", "resume", "overwrite", "max-errors", "fail-fast", "device",
