@@ -294,7 +294,7 @@ class _DeeperPrefixes:
         self.row_loops = 0
 
     def at(self, depth: int, running: NDArray[np.int64]) -> list[PrefixCache | None] | None:
-        """For each running item its prefix, `depth` deep at least. An error names the item, by its place in `running`."""
+        """For each running item its prefix, `depth` deep at least. Errors name its place in `running`."""
         if self._prefixes is None:
             return None
         deep: list[PrefixCache | None] = []

@@ -62,7 +62,8 @@ def test_rows_of_a_finished_job_are_tried_again_and_the_rest_stays(tmp_path: Pat
     whole = [json.loads(line)["id"] for line in outputs(tmp_path / "whole")[0].splitlines()]
     assert [json.loads(line)["id"] for line in results.splitlines()] == whole
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
-        "errors.jsonl", "progress.json", "results.jsonl", "run.json", "summary.json"
+        "errors.jsonl", "progress.json", "report.html", "results.jsonl", "run.json", "summary.json",
+        "timeline.json",
     ]  # fmt: skip
 
 
