@@ -20,6 +20,9 @@ from .test_job import make_rows, outputs
 
 NUMBERS = itertools.count()
 
+# What is put at a URL beside results and errors.
+BESIDE = ("report.html", "run.json", "summary.json", "timeline.json")
+
 
 @pytest.fixture
 def url() -> str:
@@ -49,7 +52,7 @@ def run(
 def test_a_job_puts_its_final_files_at_a_url(tmp_path: Path, url: str, output_format: str) -> None:
     summary = run(tmp_path, url, output_format=output_format)
     found = there(url)
-    assert set(found) == {f"results.{output_format}", f"errors.{output_format}", "run.json", "summary.json"}
+    assert set(found) == {f"results.{output_format}", f"errors.{output_format}", *BESIDE}
     assert json.loads(found["summary.json"]) == summary
     local = score(
         ScoreSettings(
@@ -71,7 +74,7 @@ def test_a_folder_that_has_something_is_refused_unless_it_is_this_jobs(tmp_path:
     assert set(there(url)) == {"somebody.txt"}
     run(tmp_path, url, overwrite=True, output_format="csv")
     run(tmp_path, url, overwrite=True)
-    assert set(there(url)) == {"somebody.txt", "results.jsonl", "errors.jsonl", "run.json", "summary.json"}
+    assert set(there(url)) == {"somebody.txt", "results.jsonl", "errors.jsonl", *BESIDE}
     pool = FakePool()
     run(tmp_path, url, pool, resume=True)
     assert pool.num_scored == 0
@@ -112,7 +115,7 @@ def test_a_store_that_fails_while_files_are_put_leaves_no_summary_and_the_job_go
         pool = FakePool()
         run(tmp_path, target, pool, work=f"work-{fails_at}", resume=True)
         assert pool.num_scored == 0
-        assert set(there(target)) == {"results.jsonl", "errors.jsonl", "run.json", "summary.json"}
+        assert set(there(target)) == {"results.jsonl", "errors.jsonl", *BESIDE}
 
 
 def test_a_finished_job_whose_files_are_gone_from_the_store_puts_them_again(tmp_path: Path, url: str) -> None:
