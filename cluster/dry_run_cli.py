@@ -10,6 +10,7 @@ import typer
 
 from .errors import UsageError
 from .folder import JobFolder, refuse_inputs
+from .inputs import read_rows, scan
 from .score import ScoreKind
 from .settings import PoolRequest, ScoreSettings
 from .sources.places import expand
@@ -37,6 +38,11 @@ def dry_run(settings: ScoreSettings, request: PoolRequest, *, rate: float | None
     vocab_size = int(chosen.descriptor["vocab_size"])
     overhead_rows = PlacementRules().build_overhead_rows
     rules = CutRules(str(chosen.choice.identity["digest"]), vocab_size, overhead_rows)
+    kind = ScoreKind.of_model(settings, chosen.descriptor)
+    files = scan(expand(settings.inputs), settings.input_format)
+    kind.check(lambda: read_rows(files, limit=settings.limit, parse=kind.parse, columns=kind.columns))
+    if kind.effort is not None:
+        typer.echo("warning: how deep rows will go is not known before: hours are of full depth", err=True)
     report = find_out(ScoreKind(settings), chosen.encoder, chosen.depth, rules)
     table = plan_table(
         chosen.path,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 from .completion_rows import KINDS
 from .completion_settings import ALIASES, READERS
 from .errors import UsageError
+from .sources.table import SCORE_COLUMNS
 
 if TYPE_CHECKING:
     import pandas
@@ -20,16 +21,7 @@ if TYPE_CHECKING:
 
 # What a row's meaning hangs on; other columns of a table are not looked at.
 COMMON_FIELDS = ("custom_id", "id", "prefix")
-SCORE_FIELDS = (
-    *COMMON_FIELDS,
-    "context",
-    "continuation",
-    "choices",
-    "gold",
-    "context_ids",
-    "continuation_ids",
-    "text",
-)
+SCORE_FIELDS = tuple(sorted(SCORE_COLUMNS.text | SCORE_COLUMNS.values))
 COMPLETION_FIELDS = (*COMMON_FIELDS, *KINDS, *READERS, *itertools.chain(*ALIASES.values()))
 
 RowSource: TypeAlias = "Iterable[Mapping[str, Any]] | pandas.DataFrame | pyarrow.Table | pyarrow.RecordBatch"

@@ -81,7 +81,7 @@ def run_job(
             if settings.retry:
                 is_finished = summary is not None
                 announce_retry(folder, settings.retry, settings.output_format, is_finished=is_finished)
-        kind.check(lambda: read_rows(files, limit=settings.limit, parse=kind.parse))
+        kind.check(lambda: read_rows(files, limit=settings.limit, parse=kind.parse, columns=kind.columns))
         return _run(settings, kind, model, files, folder, publication, old, open_backend, display, interrupts)
     finally:
         folder.close()
@@ -159,7 +159,7 @@ def _carry_out(
     concluded = kind.conclude(
         backend,
         job.result_lines(),
-        lambda: read_rows(files, limit=settings.limit, parse=kind.parse),
+        lambda: read_rows(files, limit=settings.limit, parse=kind.parse, columns=kind.columns),
         interrupts.check,
     )
     summary = _summary(tally, files, job, progress, figures, elapsed_s, settings.output_format)

@@ -14,14 +14,17 @@ from typing import Any
 from ..errors import UsageError
 from ..folder import FINGERPRINT, WORK_PLACE
 from ..journal import JOURNAL_NAME, read_records
+from ..outputs.final import final_name, read_final
 from ..records import FAILURE_START
 from ..results import PART_NAME
+from ..sources.formats import Format
 
 # Beyond so many bytes of lines, evenly spaced blocks are read instead of all; a job that is asked to stop has
 # seconds, not minutes.
 FULL_BYTES = 64 << 20
 QUICK_BYTES = 4 << 20
 BLOCK_BYTES = 32 << 10
+TABLES: tuple[Format, ...] = ("csv", "parquet")
 MARKS = ("summary.json", "progress.json", "run.json", "timeline.json", FINGERPRINT)
 
 
@@ -86,6 +89,8 @@ def result_lines(folder: Path, limit: int = FULL_BYTES) -> Lines:
     finished = folder / "results.jsonl"
     if finished.is_file():
         return _of_files("results.jsonl", [finished], limit)
+    if (table := _table(folder, "results")) is not None:
+        return table
     lines = _of_files("parts and journal", _parts(work_of(folder)), limit)
     read_parts = lines.read
     lines.read = lambda: _scored(_with_journal(read_parts(), work_of(folder), limit))
@@ -98,9 +103,27 @@ def failure_lines(folder: Path, limit: int = FULL_BYTES) -> Iterator[bytes]:
     if finished.is_file():
         yield from _whole([finished], limit)
         return
+    if (table := _table(folder, "errors")) is not None:
+        yield from table.read()
+        return
     work = work_of(folder)
     lines = _with_journal(_whole(_parts(work), limit), work, limit)
     yield from (line for line in lines if line.startswith(FAILURE_START))
+
+
+def _table(folder: Path, stem: str) -> Lines | None:
+    """Lines of a finished job's CSV or Parquet file, None while its parts are there or if it has none."""
+    if _parts(work_of(folder)):
+        return None
+    found = next((one for one in TABLES if (folder / final_name(stem, one)).is_file()), None)
+    if found is None:
+        return None
+    path = folder / final_name(stem, found)
+    return Lines(path.name, lambda: _json_lines(folder, stem, found), _size(path), False)
+
+
+def _json_lines(folder: Path, stem: str, one: Format) -> Iterator[bytes]:
+    yield from (json.dumps(fields).encode("ascii") for fields in read_final(folder, stem, one))
 
 
 def _of_files(source: str, paths: list[Path], limit: int) -> Lines:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tinyloop.cluster import cli
 from tinyloop.cluster.dry_run import find_out
 from tinyloop.cluster.errors import ExitCode
 from tinyloop.cluster.score import ScoreKind
@@ -50,3 +51,31 @@ def test_hours_follow_from_multiply_adds_or_from_the_rate() -> None:
     assert (measured.hours, "H200" in measured.source) == (pytest.approx(0.5), True)
     given = estimate(3600, OURO_1_4B, device="cpu", rate=1.0, **options)  # type: ignore[arg-type]
     assert (given.hours, given.source) == (pytest.approx(0.5), "--rate")
+
+
+def test_a_dry_run_refuses_what_a_cascade_would(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    asked = [
+        "score",
+        "-i",
+        str(rows),
+        "-o",
+        str(tmp_path / "out"),
+        "--dry-run",
+        "--cascade",
+        "3:4",
+        "--margin",
+        "1",
+    ]
+    for line, code, said in (
+        ('{"text": "no choices"}', ExitCode.USAGE, "no two choices"),
+        ('{"context": "a", "choices": [" b", " c"]}', ExitCode.SCORED, "hours are of full depth"),
+    ):
+        rows.write_text(line + "\n")
+        monkeypatch.setattr("sys.argv", ["tinyloop", *asked])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        assert ended.value.code == code
+        assert said in capsys.readouterr().err

@@ -16,6 +16,7 @@ from tinyloop.cluster.errors import ExitCode, InfrastructureError, UsageError
 from tinyloop.cluster.outputs.final import read_final, write_final
 from tinyloop.cluster.outputs.rows import of_row, to_row, without_nulls
 from tinyloop.cluster.outputs.schema import ERRORS, MORE, SCORES
+from tinyloop.cluster.report.reading import failure_lines, result_lines
 from tinyloop.cluster.settings import ScoreSettings
 
 from .fake_pool import FakePool
@@ -206,3 +207,20 @@ def test_what_is_done_to_columns_is_said_in_the_summary(tmp_path: Path) -> None:
     assert any("rows.parquet: column 'when'" in warning for warning in summary["warnings"])
     (entry,) = json.loads((tmp_path / "out" / "run.json").read_bytes())["inputs"]
     assert (entry["format"], entry["rows"], len(entry["notes"])) == ("parquet", 1, 1)
+
+
+@pytest.mark.parametrize("output_format", ["csv", "parquet"])
+def test_a_report_of_tables_sees_the_rows_of_one_of_lines(tmp_path: Path, output_format: str) -> None:
+    """Once the job is over, when its parts are gone, and while failed rows keep them."""
+    for name, bad in (("whole", False), ("failing", True)):
+        rows = tmp_path / f"{name}.jsonl"
+        rows.write_bytes(b"".join(make_rows(40, bad=bad)))
+        seen = []
+        for one in ("jsonl", output_format):
+            run(tmp_path, rows, f"{name}-{one}", output_format=one)
+            folder = tmp_path / f"{name}-{one}"
+            results = [json.loads(line) for line in result_lines(folder).read()]
+            failures = [json.loads(line)["id"] for line in failure_lines(folder)]
+            seen.append(([(row["id"], row.get("logprob"), row["task"]) for row in results], failures))
+        assert seen[0] == seen[1]
+        assert len(seen[0][0]) > 20
